@@ -1,0 +1,54 @@
+# The commands of the README and of CI are these.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.wager
+
+.PHONY: setup native demo test parity lint bench exact engines clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements-dev.txt CMakeLists.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -r requirements-dev.txt
+	flock $(VENV)/.lock $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+# Rebuild the extension after a change under native/.
+native: $(STAMP)
+	flock $(VENV)/.lock $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+
+demo: setup
+	$(BIN)/wager pull smollm2-135m
+	$(BIN)/wager bench smollm2-135m --workload copy,rename,explain,random --clients 1 --demo
+
+test: setup
+	$(BIN)/wager pull smollm2-135m
+	$(BIN)/python -m pytest -q -m "not parity and not engines and not exact"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+parity: setup
+	$(BIN)/pip install -q -r requirements-parity.txt
+	$(BIN)/wager pull smollm2-135m
+	$(BIN)/python -m pytest -q -m parity
+
+exact: setup
+	$(BIN)/wager pull smollm2-135m
+	$(BIN)/python -m pytest -q -m exact
+
+bench: setup
+	$(BIN)/wager pull smollm2-135m
+	$(BIN)/python benchmarks/run_all.py
+
+engines: setup
+	scripts/peers.sh .peers
+	$(BIN)/wager pull smollm2-135m
+	$(BIN)/python -m pytest -q -m engines
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

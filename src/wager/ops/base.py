@@ -1,0 +1,195 @@
+"""The op set: the fused blocks over which a transformer is written once.
+
+Two implementations satisfy it: `native` (the C++ extension) and `reference` (numpy, row by row).
+Both are *row-invariant*: a row's result does not depend on how many rows are computed with it, on
+which, on the number of threads, or on how the prompt was chunked or cached. Every element is summed
+in one fixed order; attention reads keys and values by logical position from the pool, after rounding
+to the KV type, same-step rows included.
+
+Words: T rows in the step, R requests, H hidden size, V vocabulary size, D head size. A *slot* is a
+place for one token's keys and values: block id * BLOCK + offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.config import ModelConfig
+from wager.types import KvKind, WeightKind
+
+BLOCK: Final = 16
+"""Tokens per KV block."""
+GROUP: Final = 32
+"""Weights (along K) that share one int8 scale."""
+
+F32: TypeAlias = NDArray[np.float32]
+I32: TypeAlias = NDArray[np.int32]
+Bytes: TypeAlias = NDArray[np.uint8]
+Matrix: TypeAlias = Any
+"""An op set's handle of a packed weight of shape [N, K]; opaque to everyone else."""
+Layer: TypeAlias = Any
+"""An op set's handle of one layer's weights; opaque to everyone else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. Matrices are packed handles, norms are float32 [H].
+
+    ``qkv`` is [(heads + 2 * kv_heads) * D, H], rows in the order q, k, v; ``gate_up`` is
+    [2 * intermediate, H], gate rows first; ``out`` [H, heads * D]; ``down`` [H, intermediate].
+    q and k rows are in Hugging Face order (rotary pairs i and i + D/2).
+    """
+
+    attn_norm: F32
+    qkv: Matrix
+    out: Matrix
+    mlp_norm: F32
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(slots=True)
+class RaggedBatch:
+    """The rows of one step, request after request; a request's positions are consecutive.
+
+    tokens       int32 [T]
+    positions    int32 [T]      logical position of each row in its request
+    row_starts   int32 [R + 1]  request r owns rows row_starts[r] to row_starts[r + 1]
+    block_tables int32 [R, B]   KV block ids by logical block; unused entries are -1
+    logit_rows   int32 [L]      rows whose logits are wanted, ascending
+    """
+
+    tokens: I32
+    positions: I32
+    row_starts: I32
+    block_tables: I32
+    logit_rows: I32
+
+
+@dataclass(slots=True)
+class KvPool:
+    """Keys and values of all layers: arrays [layers, blocks, kv_heads, ...] of one KV type.
+
+    The layout within a block is the op set's own. ``bytes_per_block`` counts keys and values of all
+    layers. Memory is only touched as blocks are used.
+    """
+
+    kind: KvKind
+    blocks: int
+    keys: NDArray[Any]
+    values: NDArray[Any]
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelectParams:
+    """What picks one token from one row of logits; see `OpSet.select`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    choice: int
+
+
+class OpSet(Protocol):
+    """The fused blocks. Arrays are C-contiguous; results are new arrays unless said otherwise."""
+
+    name: str
+    instruction_set: str
+    threads: int
+
+    def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
+        """Size of a packed [n, k] matrix; K must be a multiple of GROUP for int8."""
+        ...
+
+    def pack_into(self, out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind) -> None:
+        """Pack rows [first_row, first_row + len(weight)) of an [n, k] matrix into ``out``.
+
+        ``first_row`` is a multiple of PACK_ROWS; rows not packed yet are left alone. Raises
+        ModelError when a weight is not finite.
+        """
+        ...
+
+    def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> Matrix:
+        """A handle over packed bytes (kept alive by the handle; may be a read-only memory map)."""
+        ...
+
+    def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer: ...
+
+    def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool: ...
+
+    def copy_block(self, pool: KvPool, source: int, target: int) -> None:
+        """Copy all layers of one block (copy-on-write of a partly filled block)."""
+        ...
+
+    def embed(self, table: Matrix, tokens: I32) -> F32:
+        """Rows of the embedding, [T, H]. The table may be the (tied) head."""
+        ...
+
+    def attn_in(self, layer: Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool,
+                index: int) -> F32:
+        """Norm, q/k/v projection, rotary embedding; writes k and v of layer ``index`` to the pool.
+
+        ``rope`` is [max positions, D]: D/2 cosines, then D/2 sines. Returns q, [T, heads * D].
+        """
+        ...
+
+    def attention(self, layer: Layer, q: F32, batch: RaggedBatch, pool: KvPool,
+                  index: int) -> F32:
+        """Causal attention of each row to positions 0..its own, [T, heads * D]."""
+        ...
+
+    def attn_out(self, layer: Layer, attended: F32, x: F32) -> None:
+        """x += out projection; in place."""
+        ...
+
+    def mlp(self, layer: Layer, x: F32) -> None:
+        """x += down(silu(gate(norm(x))) * up(norm(x))); in place."""
+        ...
+
+    def logits(self, norm: F32, eps: float, head: Matrix, x: F32, rows: I32) -> F32:
+        """Final norm and head of the chosen rows, [L, V]."""
+        ...
+
+    def select(self, logits: F32, params: SelectParams, position: int) -> int:
+        """Pick a token from one row, [V]: temperature, top-k, top-p, min-p, noise, arg-max.
+
+        Temperature 0 is arg-max. Else: scale by 1 / temperature; keep the top_k largest (0 or less:
+        all; ties of the k-th largest value are all kept); of those the smallest set of most likely
+        tokens whose probability reaches top_p (ties at the border kept); of those the tokens with
+        probability >= min_p * the largest; then add Gumbel noise -log(-log(u)) and take the
+        arg-max, the lowest id among equals. ``u`` is a function of (seed, choice, purpose,
+        position, token id) alone, through Philox4x32-10, so a token's noise does not depend on how
+        it was reached nor on the other ids. Non-finite logits: -inf is never picked; NaN or +inf
+        raise ValueError.
+        """
+        ...
+
+    def log_softmax(self, logits: F32, ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of the ids under one row of raw logits, [V]."""
+        ...
+
+    def close(self) -> None:
+        """Stop the threads. The op set must not be used afterwards."""
+        ...
+
+
+PACK_ROWS: Final = 48
+"""Rows are packed in multiples of this (both op sets), so that loading can go piece by piece."""
+
+
+def choose(name: str, threads: int | None) -> OpSet:
+    """The op set by name; ``auto`` takes native where the extension was built.
+
+    Raises ConfigError when ``native`` is asked for and was not built.
+    """
+    from wager.ops.select import choose_op_set
+
+    return choose_op_set(name, threads)

@@ -1,0 +1,146 @@
+"""Plain records that cross the seams. No heavy imports, no behaviour beyond arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+WeightKind: TypeAlias = Literal["f32", "int8"]
+KvKind: TypeAlias = Literal["f32", "f16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens of one request for one step: a chain (trees come with ``parents``).
+
+    ``source`` names the drafter (or the part of one) that proposed it; ``match_length`` is the
+    length of the n-gram that matched, 0 where the word means nothing. Acceptance statistics are
+    keyed by both.
+    """
+
+    tokens: tuple[int, ...] = ()
+    source: str = ""
+    match_length: int = 0
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one output token under the target's own (untempered) distribution.
+
+    ``top`` holds the most likely alternatives, best first, as (token id, log-probability).
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What speculation did for one request or one run. Sums only, so that counts can be added.
+
+    ``accepted_at[j]`` counts the drafts whose position j was accepted, ``drafted_at[j]`` the
+    drafts that reached position j. The bonus or recovered token is in neither.
+    """
+
+    steps: int = 0
+    drafted_steps: int = 0
+    committed: int = 0
+    committed_drafted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+
+    def record(self, drafted: int, accepted: int, committed: int) -> None:
+        """Count one step of one request."""
+        self.steps += 1
+        self.committed += committed
+        if drafted:
+            self.drafted_steps += 1
+            self.committed_drafted += committed
+            self.drafted += drafted
+            self.accepted += accepted
+            _count_positions(self.drafted_at, drafted)
+            _count_positions(self.accepted_at, accepted)
+
+    def add(self, other: DraftCounts) -> None:
+        """Add the counts of ``other`` to these."""
+        self.steps += other.steps
+        self.drafted_steps += other.drafted_steps
+        self.committed += other.committed
+        self.committed_drafted += other.committed_drafted
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        _add_lists(self.drafted_at, other.drafted_at)
+        _add_lists(self.accepted_at, other.accepted_at)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Committed tokens / steps, over all steps, drafted or not."""
+        return self.committed / self.steps if self.steps else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Committed tokens / steps, over the steps that carried a draft."""
+        return self.committed_drafted / self.drafted_steps if self.drafted_steps else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of steps that carried a draft."""
+        return self.drafted_steps / self.steps if self.steps else None
+
+    @property
+    def acceptance_by_position_unconditional(self) -> list[float]:
+        """Share of drafts (of any length) whose position j was accepted."""
+        return [a / self.drafted_steps for a in self.accepted_at] if self.drafted_steps else []
+
+
+def _count_positions(counts: list[int], reached: int) -> None:
+    if reached > len(counts):
+        counts.extend([0] * (reached - len(counts)))
+    for j in range(reached):
+        counts[j] += 1
+
+
+def _add_lists(into: list[int], other: Sequence[int]) -> None:
+    if len(other) > len(into):
+        into.extend([0] * (len(other) - len(into)))
+    for j, n in enumerate(other):
+        into[j] += n
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice of one request."""
+
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    counts: DraftCounts = field(default_factory=DraftCounts)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt, or, while streaming, what is new since the last one."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    cached_tokens: int = 0
+    first_token_s: float | None = None
+    total_s: float | None = None
