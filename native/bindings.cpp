@@ -1,0 +1,14 @@
+// The Python module wager._native: each part of the extension binds itself.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_kernels(nb::module_& m);
+void bind_select(nb::module_& m);
+void bind_ngram(nb::module_& m);
+
+NB_MODULE(_native, m) {
+    bind_kernels(m);
+    bind_select(m);
+    bind_ngram(m);
+}
