@@ -88,9 +88,9 @@ class SpeculationConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, value: SpeculationConfig | Mapping[str, Any] | str | None) -> (
-        SpeculationConfig | None
-    ):
+    def parse(
+        cls, value: SpeculationConfig | Mapping[str, Any] | str | None
+    ) -> SpeculationConfig | None:
         """From a mapping, from JSON text, or None for plain decoding."""
         if value is None or isinstance(value, SpeculationConfig):
             return value
@@ -100,8 +100,10 @@ class SpeculationConfig:
             except json.JSONDecodeError as error:
                 raise ConfigError(f"speculative-config: not valid JSON: {error}") from error
         if not isinstance(value, Mapping):
-            raise ConfigError("speculative-config: must be a JSON object, e.g. "
-                              '{"method": "ngram", "num_speculative_tokens": 8}')
+            raise ConfigError(
+                "speculative-config: must be a JSON object, e.g. "
+                '{"method": "ngram", "num_speculative_tokens": 8}'
+            )
         return cls._from_mapping({str(k).replace("-", "_"): v for k, v in value.items()})
 
     @classmethod
@@ -109,8 +111,10 @@ class SpeculationConfig:
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(raw) - known)
         if unknown:
-            raise ConfigError(f"speculative-config: unknown key {unknown[0]!r}; "
-                              f"known keys: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"speculative-config: unknown key {unknown[0]!r}; "
+                f"known keys: {', '.join(sorted(known))}"
+            )
         if "method" not in raw:
             raise ConfigError('speculative-config: "method" is missing, e.g. {"method": "ngram"}')
         if "num_speculative_tokens" not in raw:
@@ -125,14 +129,20 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
             raise ConfigError("method: must be the name of a drafting method")
-        _integer("num_speculative_tokens", self.num_speculative_tokens, 1, 1024,
-                 "to decode without speculation leave the speculative config out")
+        _integer(
+            "num_speculative_tokens",
+            self.num_speculative_tokens,
+            1,
+            1024,
+            "to decode without speculation leave the speculative config out",
+        )
         _integer("prompt_lookup_min", self.prompt_lookup_min, 1, 1 << 16)
         _integer("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 16)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is larger than prompt_lookup_max: "
-                f"{self.prompt_lookup_max}")
+                f"{self.prompt_lookup_max}"
+            )
         _choice("match", self.match, ("recent", "earliest"))
         if not isinstance(self.cyclic, bool):
             raise ConfigError(f"cyclic: must be true or false, got {self.cyclic!r}")
@@ -176,8 +186,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1, (1 << 31) - 1)
             if self.min_tokens > self.max_tokens:
-                raise RequestError(f"min_tokens: {self.min_tokens} is larger than max_tokens: "
-                                   f"{self.max_tokens}")
+                raise RequestError(
+                    f"min_tokens: {self.min_tokens} is larger than max_tokens: {self.max_tokens}"
+                )
         if self.seed is not None:
             _whole("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         if self.logprobs is not None:
@@ -202,8 +213,9 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def _integer(name: str, value: object, low: int, high: int, hint: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         tail = f"; {hint}" if hint else ""
-        raise ConfigError(f"{name}: must be a whole number from {low} to {high}, "
-                          f"got {value!r}{tail}")
+        raise ConfigError(
+            f"{name}: must be a whole number from {low} to {high}, got {value!r}{tail}"
+        )
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
@@ -217,5 +229,7 @@ def _real(name: str, value: object, low: float, high: float, open_low: bool = Fa
         raise RequestError(f"{name}: must be a finite number, got {value!r}")
     number = float(value)  # type: ignore[arg-type]
     if number < low or number > high or (open_low and number == low):
-        raise RequestError(f"{name}: must be {'above' if open_low else 'at least'} {low:g}"
-                           f"{f' and at most {high:g}' if high < math.inf else ''}, got {value!r}")
+        raise RequestError(
+            f"{name}: must be {'above' if open_low else 'at least'} {low:g}"
+            f"{f' and at most {high:g}' if high < math.inf else ''}, got {value!r}"
+        )

@@ -1,11 +1,11 @@
 """The errors that users meet. Each carries one clear line; the CLI prints it and exits with 2.
 
-    WagerError
-    |-- ConfigError      an option or a combination of options that cannot work
-    |-- ModelError       a model that cannot be used
-    |   |-- CorruptFile        a file whose bytes contradict themselves
-    |   `-- UnsupportedModel   a sound file of a kind that is not supported
-    `-- RequestError     one request that cannot be served; others go on
+WagerError
+|-- ConfigError      an option or a combination of options that cannot work
+|-- ModelError       a model that cannot be used
+|   |-- CorruptFile        a file whose bytes contradict themselves
+|   `-- UnsupportedModel   a sound file of a kind that is not supported
+`-- RequestError     one request that cannot be served; others go on
 """
 
 from __future__ import annotations

@@ -122,7 +122,10 @@ def _add_lists(into: list[int], other: Sequence[int]) -> None:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice of one request."""
+    """One choice of one request.
+
+    ``accepted_flags`` runs parallel to ``token_ids``: True where the token was an accepted draft.
+    """
 
     index: int
     token_ids: list[int]
@@ -130,6 +133,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprob] | None = None
+    accepted_flags: list[bool] = field(default_factory=list)
     counts: DraftCounts = field(default_factory=DraftCounts)
 
 

@@ -133,16 +133,16 @@ class OpSet(Protocol):
         """Rows of the embedding, [T, H]. The table may be the (tied) head."""
         ...
 
-    def attn_in(self, layer: Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool,
-                index: int) -> F32:
+    def attn_in(
+        self, layer: Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool, index: int
+    ) -> F32:
         """Norm, q/k/v projection, rotary embedding; writes k and v of layer ``index`` to the pool.
 
         ``rope`` is [max positions, D]: D/2 cosines, then D/2 sines. Returns q, [T, heads * D].
         """
         ...
 
-    def attention(self, layer: Layer, q: F32, batch: RaggedBatch, pool: KvPool,
-                  index: int) -> F32:
+    def attention(self, layer: Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
         """Causal attention of each row to positions 0..its own, [T, heads * D]."""
         ...
 

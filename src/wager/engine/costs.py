@@ -1,0 +1,145 @@
+"""What a step costs on this machine: a table by (rows, KV tokens), measured and kept current.
+
+Rows are those of the whole step, KV tokens the sum of the context lengths of its requests. A cell
+holds an exponentially weighted median of whole-step times (forward and sampling) in milliseconds;
+between cells the table is interpolated, beyond them it is extended along its last slope.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+ROWS: Final = (1, 2, 3, 5, 9, 17, 32)
+CONTEXTS: Final = (64, 1024)
+START_BUDGET_S: Final = 1.6
+_WEIGHT: Final = 0.1
+
+
+@dataclass(slots=True)
+class Cell:
+    """One running estimate of a median: moves by a share of the spread, so outliers count once."""
+
+    ms: float
+    spread: float = 0.0
+    count: int = 1
+
+    def update(self, ms: float) -> None:
+        self.count += 1
+        weight = max(_WEIGHT, 1.0 / self.count)
+        self.spread += weight * (abs(ms - self.ms) - self.spread)
+        step = min(abs(ms - self.ms), max(self.spread, 0.01 * self.ms)) * weight
+        self.ms += step if ms > self.ms else -step
+
+
+Measure = Callable[[int, int], float]
+"""(rows, context) -> milliseconds of one whole step of one request."""
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """Step-time table of one model, op set, thread count and KV type."""
+
+    run_step: Measure
+    cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
+
+    def measure(self, rows: int, context: int, repeats: int = 5) -> list[float]:
+        """Milliseconds of ``repeats`` whole steps of one request with that many rows."""
+        self.run_step(rows, context)
+        return [self.run_step(rows, context) for _ in range(repeats)]
+
+    def measure_start(self, room: int, budget_s: float = START_BUDGET_S) -> None:
+        """Fill the table within ``budget_s`` seconds; ``room`` is the longest context possible.
+
+        Goes from the cells that matter most to those that can be extrapolated, and then round
+        again while time is left.
+        """
+        end = time.perf_counter() + budget_s
+        contexts = [c for c in CONTEXTS if c + max(ROWS) <= room] or [max(room - max(ROWS), 0)]
+        order = [
+            (rows, context)
+            for context in contexts
+            for rows in (1, 9, 5, 2, 17, 3, 32)
+            if rows + context <= room
+        ]
+        if order:
+            self.run_step(1, contexts[0])
+        longest = 0.0
+        while order:
+            for rows, context in order:
+                if time.perf_counter() + longest > end:
+                    return
+                ms = self.run_step(rows, context)
+                longest = max(longest, ms / 1e3)
+                self.record(rows, context, ms)
+
+    def record(self, rows: int, kv_tokens: int, ms: float) -> None:
+        """Take in one measured step."""
+        key = (_nearest(ROWS, rows), _nearest(CONTEXTS, kv_tokens))
+        if rows != key[0]:
+            return
+        cell = self.cells.get(key)
+        if cell is None:
+            self.cells[key] = Cell(ms)
+        else:
+            cell.update(ms)
+
+    def table(self, context: int = CONTEXTS[0]) -> dict[int, float]:
+        """Milliseconds by rows at the nearest measured context; only what was measured."""
+        near = _nearest(CONTEXTS, context)
+        return {r: c.ms for (r, k), c in sorted(self.cells.items()) if k == near}
+
+    def predict(self, rows: int, context: int) -> float | None:
+        """Expected milliseconds of a step, or None where too little was measured."""
+        known = self.table(context) or {r: c.ms for (r, _), c in sorted(self.cells.items())}
+        if not known:
+            return None
+        xs = list(known)
+        if len(xs) == 1 or rows in known:
+            return known.get(rows, known[xs[0]])
+        index = min(max(bisect_left(xs, rows), 1), len(xs) - 1)
+        left, right = xs[index - 1], xs[index]
+        slope = (known[right] - known[left]) / (right - left)
+        return known[left] + slope * (rows - left)
+
+    def save(self, path: Path) -> None:
+        """Write the table, atomically; a full or read-only disk is no error."""
+        rows = [[r, k, c.ms, c.spread, c.count] for (r, k), c in sorted(self.cells.items())]
+        part = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"schema": 1, "cells": rows}))
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+
+    def load(self, path: Path) -> bool:
+        """Read a saved table; False (and nothing changed) if there is none that can be used.
+
+        The saved values are a start only: their counts are cut so that new steps soon outweigh
+        them.
+        """
+        try:
+            saved = json.loads(path.read_text())
+            if saved["schema"] != 1:
+                return False
+            cells = {
+                (int(r), int(k)): Cell(float(ms), float(spread), min(int(count), 4))
+                for r, k, ms, spread, count in saved["cells"]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        if not cells or not all(0.0 < c.ms < 1e6 for c in cells.values()):
+            return False
+        self.cells = cells
+        return True
+
+
+def _nearest(grid: tuple[int, ...], value: int) -> int:
+    return min(grid, key=lambda g: abs(g - value))

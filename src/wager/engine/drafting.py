@@ -1,0 +1,104 @@
+"""Keeps the engine safe from its drafter: a drafter can only ever cost speed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from wager.config import SpeculationConfig
+from wager.drafters.base import Drafter, DraftQuery
+from wager.errors import ConfigError
+from wager.registry import drafter_class
+from wager.types import NO_DRAFT, Draft
+
+log = logging.getLogger(__name__)
+
+
+class GuardedDrafter:
+    """A drafter whose exceptions and invalid answers switch it off for the requests concerned.
+
+    ``failures`` counts those requests, ``seconds`` the time spent in the drafter.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.drafter = drafter
+        self.vocab_size = vocab_size
+        self.failures = 0
+        self.seconds = 0.0
+        self._off: set[int] = set()
+
+    @classmethod
+    def create(cls, config: SpeculationConfig, vocab_size: int) -> GuardedDrafter:
+        """The drafter that the config names. Raises ConfigError if its needs cannot be met."""
+        drafter: Drafter = drafter_class(config.method)(config, vocab_size)
+        if drafter.needs.hidden_layers or drafter.needs.draft_kv or drafter.needs.tokenizer:
+            raise ConfigError(
+                f"method: {config.method!r} needs hidden states, a draft KV cache or "
+                "a tokenizer, which this engine does not supply"
+            )
+        return cls(drafter, vocab_size)
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        """One valid draft per query, at most ``limit`` tokens; NO_DRAFT where there is none."""
+        asked = [q for q in queries if q.request not in self._off] if self._off else queries
+        if not asked:
+            return [NO_DRAFT] * len(queries)
+        started = time.perf_counter()
+        try:
+            drafts = self.drafter.propose(asked)
+            if len(drafts) != len(asked):
+                raise ValueError(f"{len(drafts)} drafts for {len(asked)} requests")
+            drafts = [self._checked(q, d) for q, d in zip(asked, drafts, strict=True)]
+        except Exception as error:
+            self._switch_off([q.request for q in asked], error)
+            return [NO_DRAFT] * len(queries)
+        finally:
+            self.seconds += time.perf_counter() - started
+        if asked is queries:
+            return drafts
+        answers = {q.request: d for q, d in zip(asked, drafts, strict=True)}
+        return [answers.get(q.request, NO_DRAFT) for q in queries]
+
+    def observe(self, request: int, tokens: Sequence[int]) -> None:
+        if request in self._off:
+            return
+        started = time.perf_counter()
+        try:
+            self.drafter.observe(request, tokens)
+        except Exception as error:
+            self._switch_off([request], error)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def release(self, request: int) -> None:
+        self._off.discard(request)
+        try:
+            self.drafter.release(request)
+        except Exception as error:
+            log.warning("the drafter failed to release request %d: %s", request, error)
+
+    def clear(self) -> None:
+        self.drafter.clear()
+
+    def _checked(self, query: DraftQuery, draft: Draft) -> Draft:
+        if not draft.tokens:
+            return NO_DRAFT
+        if min(draft.tokens) < 0 or max(draft.tokens) >= self.vocab_size:
+            bad = next(t for t in draft.tokens if not 0 <= t < self.vocab_size)
+            error = ValueError(f"draft token {bad} is outside the vocabulary of {self.vocab_size}")
+            self._switch_off([query.request], error)
+            return NO_DRAFT
+        if len(draft.tokens) > query.limit:
+            return Draft(draft.tokens[: query.limit], draft.source, draft.match_length)
+        return draft
+
+    def _switch_off(self, requests: Sequence[int], error: Exception) -> None:
+        self._off.update(requests)
+        self.failures += len(requests)
+        log.warning(
+            "drafting is off for %d request(s), they go on without: %s: %s",
+            len(requests),
+            type(error).__name__,
+            error,
+        )

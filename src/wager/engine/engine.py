@@ -1,0 +1,360 @@
+"""The step loop.
+
+    scheduler.plan -> drafter.propose -> controller.admit -> target.forward -> verify
+    -> truncate what was refused -> drafter.observe -> tokens to the streams
+
+Knows neither text (the sequence's state does) nor which drafting method it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from wager.config import EngineConfig, SamplingParams, SpeculationConfig
+from wager.drafters.base import DraftQuery
+from wager.engine.controller import Controller, FixedLength
+from wager.engine.costs import StepCosts
+from wager.engine.drafting import GuardedDrafter
+from wager.engine.memory import kv_kind
+from wager.engine.request import Request, Sequence
+from wager.engine.scheduler import Scheduler, Work
+from wager.engine.stats import EngineStats
+from wager.errors import ConfigError, RequestError
+from wager.models.load import Model
+from wager.ops.base import F32
+from wager.runtime.kv import BlockPool, BlockTable, blocks_for
+from wager.runtime.target import Span, Target
+from wager.sampling.sampler import SequenceState
+from wager.sampling.verify import verify
+from wager.types import NO_DRAFT, CompletionOutput, Draft, RequestOutput
+
+
+class Engine:
+    """Continuous batching with speculation over one model. Not thread-safe: one caller."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        speculation: SpeculationConfig | None,
+        *,
+        blocks: int,
+        max_model_len: int,
+    ) -> None:
+        if config.max_num_seqs > config.max_batch_tokens:
+            raise ConfigError(
+                f"max_num_seqs: {config.max_num_seqs} is larger than "
+                f"max_batch_tokens: {config.max_batch_tokens}; each sequence needs "
+                "a row of the step"
+            )
+        if blocks < blocks_for(max_model_len):
+            raise ConfigError(
+                f"kv_memory: {blocks} blocks hold {blocks * 16} tokens, but max_model_len is "
+                f"{max_model_len}; raise kv_memory or lower max_model_len"
+            )
+        self.model = model
+        self.config = config
+        self.max_model_len = max_model_len
+        self.kv = kv_kind(model, config)
+        self.pool = BlockPool(blocks, config.prefix_cache)
+        self.target = Target(model, blocks, self.kv)
+        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens)
+        self.stats = EngineStats()
+        self.costs = StepCosts(self._measured_step)
+        self._requests: dict[str, Request] = {}
+        self._numbers = itertools.count()
+        self._ended: list[Sequence] = []
+        self.set_speculation(speculation)
+
+    # Configuration, while idle
+
+    def set_speculation(self, speculation: SpeculationConfig | None) -> None:
+        """Change the method, or switch speculation off with None. Only while idle."""
+        self._require_idle("set_speculation")
+        self.speculation = speculation
+        self.drafter: GuardedDrafter | None = None
+        self.controller: Controller = FixedLength(0)
+        if speculation is not None:
+            self.drafter = GuardedDrafter.create(speculation, self.vocab_size)
+            self.controller = FixedLength(speculation.num_speculative_tokens)
+
+    def reset_caches(self) -> None:
+        """Empty the prefix cache and what the drafter learnt across requests. Only while idle."""
+        self._require_idle("reset_caches")
+        self.pool.clear_cache()
+        if self.drafter is not None:
+            self.drafter.clear()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that may go in and come out: rows of the head that the tokenizer knows."""
+        return min(self.model.config.vocab_size, self.model.tokenizer.vocab_size)
+
+    # Requests
+
+    def add_request(
+        self,
+        prompt_ids: Items[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str = "",
+    ) -> str:
+        """Queue a prompt. Raises RequestError, and nothing is queued, if it cannot be served."""
+        prompt = [int(token) for token in prompt_ids]
+        self._check_prompt(prompt, params)
+        number = next(self._numbers)
+        name = request_id if request_id is not None else f"request-{number}"
+        if name in self._requests:
+            raise RequestError(f"request_id: {name!r} is in use already")
+        request = Request(name, prompt, params, cache_salt)
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        for choice in range(params.n):
+            state = self._state(params, prompt, seed, choice)
+            sequence = Sequence(
+                next(self._numbers), request, state, list(prompt), BlockTable(self.pool, cache_salt)
+            )
+            request.sequences.append(sequence)
+            self.scheduler.add(sequence)
+        self._requests[name] = request
+        return name
+
+    def _state(
+        self, params: SamplingParams, prompt: list[int], seed: int, choice: int
+    ) -> SequenceState:
+        return SequenceState(
+            params,
+            seed=seed & (2**64 - 1),
+            choice=choice,
+            prompt_ids=prompt,
+            eos_ids=self.model.generation.eos_ids,
+            tokenizer=self.model.tokenizer,
+            max_total=self.max_model_len,
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request at any time; its last output comes with the next step. Unknown ids are
+        ignored: the request may have ended meanwhile."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        for sequence in request.sequences:
+            if sequence.state.finish_reason is None:
+                sequence.state.finish("abort")
+                self._end(sequence)
+        self.stats.aborted += 1
+
+    def has_work(self) -> bool:
+        """True while a step would do or report something."""
+        return self.scheduler.has_work() or bool(self._ended)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; returns what is new of each request that progressed."""
+        started = time.perf_counter()
+        drafter_before = self.drafter.seconds if self.drafter else 0.0
+        progressed, self._ended = self._ended, []
+        works = self.scheduler.plan(self._draft_rows())
+        self._draft(works)
+        forward_started = time.perf_counter()
+        logits = self.target.forward([w.span for w in works]).logits if works else None
+        forward_ended = time.perf_counter()
+        if works and logits is not None:
+            progressed.extend(self._commit(works, logits))
+        sampled = time.perf_counter()
+        self._observe(works)
+        outputs = self._outputs(progressed)
+        if self.config.check_integrity:
+            self.check_integrity()
+        if works:
+            draft = (self.drafter.seconds if self.drafter else 0.0) - drafter_before
+            self._record(
+                works,
+                time.perf_counter() - started,
+                forward_ended - forward_started,
+                sampled - forward_ended,
+                draft,
+            )
+        return outputs
+
+    # The parts of a step
+
+    def _draft_rows(self) -> int:
+        cap = self.controller.cap() if self.drafter else 0
+        return cap * sum(1 for s in self.scheduler.running if s.decoding) if cap else 0
+
+    def _draft(self, works: list[Work]) -> None:
+        if self.drafter is None or (cap := self.controller.cap()) == 0:
+            return
+        asked: list[Work] = []
+        queries: list[DraftQuery] = []
+        for work in works:
+            sequence = work.sequence
+            if work.decoding and sequence.observed == len(sequence.tokens):
+                limit = min(cap, sequence.state.room - 1)
+                if limit > 0:
+                    asked.append(work)
+                    queries.append(DraftQuery(sequence.number, len(sequence.tokens), limit))
+        if not queries:
+            return
+        drafts = [
+            _cut_after_end(w.sequence.state, d)
+            for w, d in zip(asked, self.drafter.propose(queries), strict=True)
+        ]
+        admitted = self.controller.admit(drafts, self.scheduler.draft_room(works))
+        for work, draft in zip(asked, admitted, strict=True):
+            if draft.tokens:
+                self.scheduler.place_draft(work, draft)
+
+    def _commit(self, works: list[Work], logits: F32) -> list[Sequence]:
+        """Sample along each draft, keep what was committed, cut what was refused."""
+        progressed = []
+        row = 0
+        for work in works:
+            sequence = work.sequence
+            if not work.samples:
+                sequence.computed += work.rows
+                sequence.table.publish(sequence.tokens, sequence.computed)
+                continue
+            # Rows of the head that pad the vocabulary are cut off: they are never picked.
+            rows = logits[row : row + 1 + len(work.draft.tokens), : self.vocab_size]
+            row += len(rows)
+            verdict = verify(rows, work.draft, sequence.state, self.model.ops)
+            if not verdict.committed:
+                raise AssertionError("a step must commit at least one token per sampled request")
+            sequence.computed = len(sequence.tokens) + verdict.accepted
+            sequence.tokens.extend(verdict.committed)
+            sequence.table.publish(sequence.tokens, sequence.computed)
+            sequence.table.truncate(sequence.computed)
+            flags = [j < verdict.accepted for j in range(len(verdict.committed))]
+            sequence.fresh_flags.extend(flags)
+            counted = (len(work.draft.tokens), verdict.accepted, len(verdict.committed))
+            sequence.counts.record(*counted)
+            self.stats.counts.record(*counted)
+            progressed.append(sequence)
+            if sequence.state.finish_reason is not None:
+                self._end(sequence, report=False)
+        return progressed
+
+    def _observe(self, works: list[Work]) -> None:
+        """Tell the drafter what was committed; the prompt follows the first token, so that a first
+        token never waits for an index."""
+        if self.drafter is None:
+            return
+        for work in works:
+            sequence = work.sequence
+            if sequence.state.finish_reason is None and work.samples:
+                self.drafter.observe(sequence.number, sequence.tokens[sequence.observed :])
+                sequence.observed = len(sequence.tokens)
+
+    def _end(self, sequence: Sequence, report: bool = True) -> None:
+        self.scheduler.remove(sequence)
+        if self.drafter is not None:
+            self.drafter.release(sequence.number)
+        if report:
+            self._ended.append(sequence)
+
+    def _outputs(self, progressed: list[Sequence]) -> list[RequestOutput]:
+        by_request: dict[str, list[CompletionOutput]] = {}
+        for sequence in progressed:
+            by_request.setdefault(sequence.request.request_id, []).append(sequence.take_output())
+        outputs = []
+        for name, choices in by_request.items():
+            request = self._requests[name]
+            outputs.append(request.output(choices))
+            if request.finished:
+                del self._requests[name]
+                self.stats.finished += 1
+                self.stats.cached_tokens += request.cached_tokens
+        return outputs
+
+    def _record(
+        self, works: list[Work], total: float, forward: float, sample: float, draft: float
+    ) -> None:
+        prompt_rows = sum(w.rows for w in works if not w.decoding)
+        draft_rows = sum(len(w.draft.tokens) for w in works)
+        self.stats.record_step(
+            total=total,
+            forward=forward,
+            sample=sample,
+            draft=draft,
+            prompt_rows=prompt_rows,
+            draft_rows=draft_rows,
+        )
+        self.stats.preemptions = self.scheduler.preemptions
+        self.stats.drafter_failures = self.drafter.failures if self.drafter else 0
+        if not prompt_rows:
+            context = sum(w.sequence.computed for w in works)
+            self.costs.record(len(works) + draft_rows, context, 1e3 * (forward + sample))
+
+    # Checks
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if blocks, tables and sequences disagree."""
+        self.pool.check_integrity(s.table.blocks for s in self.scheduler.sequences())
+        for sequence in self.scheduler.sequences():
+            if sequence.state.finish_reason is not None:
+                raise AssertionError("a finished sequence is still queued")
+            if not 0 <= sequence.computed < len(sequence.tokens):
+                raise AssertionError(f"computed {sequence.computed} of {len(sequence.tokens)}")
+            if len(sequence.table.blocks) != blocks_for(sequence.computed):
+                raise AssertionError("a table holds more or fewer blocks than its tokens need")
+        if not self.scheduler.has_work() and self.pool.in_use:
+            raise AssertionError(f"{self.pool.in_use} blocks are in use while nothing runs")
+
+    def _require_idle(self, what: str) -> None:
+        if self._requests:
+            raise ConfigError(
+                f"{what}: {len(self._requests)} request(s) are running; wait or abort"
+            )
+
+    def _check_prompt(self, prompt: list[int], params: SamplingParams) -> None:
+        if not prompt:
+            raise RequestError("prompt: is empty, and this model's tokenizer adds no start token")
+        if len(prompt) >= self.max_model_len:
+            raise RequestError(
+                f"prompt: {len(prompt)} tokens, but the context holds "
+                f"{self.max_model_len} and the answer needs at least 1"
+            )
+        for token in (min(prompt), max(prompt)):
+            if not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"prompt: token {token} is outside the vocabulary of {self.vocab_size}"
+                )
+        for token in params.stop_token_ids:
+            if token >= self.vocab_size:
+                raise RequestError(
+                    f"stop_token_ids: {token} is outside the vocabulary of {self.vocab_size}"
+                )
+
+    def _measured_step(self, rows: int, context: int) -> float:
+        """One whole step of an invented request of zeros: milliseconds of forward and sampling."""
+        blocks = self.pool.take(blocks_for(context + rows))
+        if blocks is None:
+            raise ConfigError(f"kv_memory: no room to measure a step at a context of {context}")
+        try:
+            self.target.pool.keys[:, blocks] = 0
+            self.target.pool.values[:, blocks] = 0
+            tokens = [(7919 * (i + 1)) % self.vocab_size for i in range(rows)]
+            started = time.perf_counter()
+            logits = self.target.forward([Span(tokens, context, blocks, rows)]).logits
+            forward_s = time.perf_counter() - started
+            # The draft that is accepted throughout, so that every row is sampled.
+            draft = Draft(tuple(int(t) for t in np.argmax(logits[:-1], axis=1)))
+            state = self._state(SamplingParams(temperature=0.0, ignore_eos=True), tokens[:1], 0, 0)
+            started = time.perf_counter()
+            verify(logits, draft, state, self.model.ops)
+            return 1e3 * (forward_s + time.perf_counter() - started)
+        finally:
+            self.pool.release(blocks)
+
+
+def _cut_after_end(state: SequenceState, draft: Draft) -> Draft:
+    """Nothing can be committed after an end token, so nothing is drafted after one."""
+    for index, token in enumerate(draft.tokens[:-1]):
+        if state.ends_with(token):
+            return Draft(draft.tokens[: index + 1], draft.source, draft.match_length)
+    return draft or NO_DRAFT

@@ -1,0 +1,83 @@
+"""How many KV blocks, and how long a context: settled once, at start, against real memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from wager.config import EngineConfig
+from wager.errors import ConfigError
+from wager.models.load import Model
+from wager.ops.base import BLOCK
+from wager.runtime.kv import blocks_for
+from wager.types import KvKind
+
+DEFAULT_KV_BYTES: Final = 1 << 29
+"""Bound of KV and prefix cache when none is given; the pool is touched only as it is used."""
+
+
+def kv_kind(model: Model, config: EngineConfig) -> KvKind:
+    """f16 unless the weights are f32."""
+    if config.kv != "auto":
+        return config.kv
+    return "f32" if model.weights == "f32" else "f16"
+
+
+def choose_context(model: Model, config: EngineConfig) -> int:
+    """The longest sequence, in tokens: what was asked for, else what the model was made for."""
+    longest = model.config.max_context
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len: {config.max_model_len} is longer than the "
+            f"{longest} tokens that the model was made for"
+        )
+    return config.max_model_len
+
+
+def block_bytes(model: Model, config: EngineConfig) -> int:
+    """Keys and values of BLOCK tokens in all layers."""
+    shape = model.config
+    width = 2 if kv_kind(model, config) == "f16" else 4
+    return 2 * BLOCK * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
+
+
+def choose_blocks(model: Model, config: EngineConfig, max_model_len: int) -> int:
+    """Blocks of the pool, bounded by ``kv_memory``. Raises ConfigError if one context does not fit,
+    or if the machine has not that much memory."""
+    size = block_bytes(model, config)
+    needed = blocks_for(max_model_len)
+    useful = needed * config.max_num_seqs
+    if config.kv_memory is None:
+        blocks = min(useful, max(needed, DEFAULT_KV_BYTES // size))
+    else:
+        blocks = min(config.kv_memory // size, 1 << 24)
+        if blocks < needed:
+            raise ConfigError(
+                f"kv_memory: {config.kv_memory} bytes hold {blocks * BLOCK} tokens, but one "
+                f"context of max_model_len {max_model_len} takes {needed * size} bytes; raise kv_memory or "
+                "lower max_model_len"
+            )
+    available = _available_bytes()
+    if available is not None and blocks * size > available:
+        raise ConfigError(
+            f"kv_memory: {blocks * size >> 20} MiB for {blocks * BLOCK} tokens, but this machine "
+            f"has {available >> 20} MiB free; lower kv_memory or max_model_len"
+        )
+    return blocks
+
+
+def _available_bytes() -> int | None:
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None

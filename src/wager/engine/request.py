@@ -1,0 +1,93 @@
+"""A request and its sequences (one per choice), as the engine sees them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from wager.config import SamplingParams
+from wager.runtime.kv import BlockTable
+from wager.sampling.sampler import SequenceState
+from wager.types import CompletionOutput, DraftCounts, RequestOutput
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request.
+
+    ``tokens`` are the prompt and what is committed; keys and values of the first ``computed`` are
+    in the pool. The gap between the two is what the next steps compute; there is no other phase.
+    """
+
+    number: int
+    request: Request
+    state: SequenceState
+    tokens: list[int]
+    table: BlockTable
+    computed: int = 0
+    observed: int = 0
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    fresh_flags: list[bool] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """Tokens whose keys and values are still to be computed; at least 1."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """True once only the newest committed token is missing."""
+        return self.missing == 1 and len(self.tokens) > self.request.prompt_length
+
+    def take_output(self) -> CompletionOutput:
+        """What was committed since the last call."""
+        fresh = self.state.take_fresh()
+        flags, self.fresh_flags = self.fresh_flags, []
+        return CompletionOutput(
+            index=self.state.choice,
+            token_ids=fresh.token_ids,
+            text=fresh.text,
+            finish_reason=self.state.finish_reason,
+            stop_reason=self.state.stop_reason,
+            logprobs=fresh.logprobs,
+            counts=self.counts,
+            accepted_flags=flags,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt with its sampling options and its choices."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    cache_salt: str
+    arrived: float = field(default_factory=time.perf_counter)
+    sequences: list[Sequence] = field(default_factory=list)
+    cached_tokens: int = 0
+    first_token_s: float | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def finished(self) -> bool:
+        return all(s.state.finish_reason is not None for s in self.sequences)
+
+    def output(self, choices: list[CompletionOutput]) -> RequestOutput:
+        """A delta; times are seconds since the request was added."""
+        now = time.perf_counter() - self.arrived
+        if self.first_token_s is None and any(c.token_ids for c in choices):
+            self.first_token_s = now
+        finished = self.finished
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_ids,
+            outputs=choices,
+            finished=finished,
+            cached_tokens=self.cached_tokens,
+            first_token_s=self.first_token_s,
+            total_s=now if finished else None,
+        )

@@ -1,0 +1,45 @@
+"""A transformer decoder, written once over the op set.
+
+Knows the order of the blocks and nothing else: not where the weights came from, not how KV blocks
+are shared, not what a draft is. Adds no arithmetic of its own, so what holds for the op set (row
+invariance) holds for the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from wager.models.load import Model
+from wager.ops.base import F32, KvPool, RaggedBatch
+
+
+@dataclass(slots=True)
+class DecoderOutput:
+    """logits [L, V] of the rows asked for; hidden[j] [T, H], the output after j layers."""
+
+    logits: F32
+    hidden: dict[int, F32] = field(default_factory=dict)
+
+
+def forward(
+    model: Model, batch: RaggedBatch, pool: KvPool, hidden_layers: Sequence[int] = ()
+) -> DecoderOutput:
+    """One pass of all rows over all layers; writes keys and values of every row to the pool.
+
+    ``hidden_layers`` names hidden states to return: 0 is the embedding, j the output of layer j - 1.
+    """
+    ops = model.ops
+    x = ops.embed(model.embed, batch.tokens)
+    hidden: dict[int, F32] = {}
+    for index, layer in enumerate(model.layers):
+        if index in hidden_layers:
+            hidden[index] = x.copy()
+        query = ops.attn_in(layer, x, batch, model.rope, pool, index)
+        attended = ops.attention(layer, query, batch, pool, index)
+        ops.attn_out(layer, attended, x)
+        ops.mlp(layer, x)
+    if len(model.layers) in hidden_layers:
+        hidden[len(model.layers)] = x.copy()
+    logits = ops.logits(model.final_norm, model.config.norm_eps, model.head, x, batch.logit_rows)
+    return DecoderOutput(logits, hidden)
