@@ -1,10 +1,10 @@
 """wager: speculative decoding that is exact, fast on a CPU, and honest about when it does not pay.
 
-    from wager import LLM, SamplingParams
+from wager import LLM, SamplingParams
 
-    llm = LLM("smollm2-135m", speculation={"method": "ngram", "num_speculative_tokens": 8})
-    for answer in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
-        print(answer.outputs[0].text)
+llm = LLM("smollm2-135m", speculation={"method": "ngram", "num_speculative_tokens": 8})
+for answer in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+    print(answer.outputs[0].text)
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def choose_blocks(model: Model, config: EngineConfig, max_model_len: int) -> int
         if blocks < needed:
             raise ConfigError(
                 f"kv_memory: {config.kv_memory} bytes hold {blocks * BLOCK} tokens, but one "
-                f"context of max_model_len {max_model_len} takes {needed * size} bytes; raise kv_memory or "
-                "lower max_model_len"
+                f"context of max_model_len {max_model_len} takes {needed * size} bytes; "
+                "raise kv_memory or lower max_model_len"
             )
     available = _available_bytes()
     if available is not None and blocks * size > available:

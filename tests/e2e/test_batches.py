@@ -1,0 +1,208 @@
+"""Many requests at once: each equals its solo run, whatever the others do."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.recipes import answer, assert_same, ngram, prompts, recipe, run_all
+from wager import LLM, SamplingParams
+from wager.types import RequestOutput
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+
+
+def solo(llm: LLM, requests: list[tuple[list[int], SamplingParams]]) -> list:
+    llm.set_speculation(None)
+    return [answer(llm, p, s) for p, s in requests]
+
+
+def test_random_interleavings_of_drafting_and_free_requests(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(prefix_cache=False, max_num_seqs=8, max_batch_tokens=64)
+    rng = random.Random(3)
+    lengths = [3, 200, 17, 64, 5, 120, 33, 80]
+    requests = []
+    for index, length in enumerate(lengths):
+        prompt = [9 + index, 10 + index] * length if index % 2 else list(rng.choices(range(288), k=length))
+        requests.append((prompt[:length], replace(GREEDY, max_tokens=10 + index)))
+    expected = solo(llm, requests)
+    llm.set_speculation(ngram(8, low=1))
+    for _ in range(20):
+        order = list(range(len(requests)))
+        rng.shuffle(order)
+        arrivals = {index: rng.randrange(12) for index in order}
+        found = interleaved(llm, requests, order, arrivals)
+        for index, plain in enumerate(expected):
+            assert_same(plain, found[index])
+    assert llm.engine.stats.counts.accepted > 0
+
+
+def interleaved(llm: LLM, requests: list, order: list[int], arrivals: dict[int, int]) -> dict:
+    from wager.engine.llm import Collector
+
+    collectors = {str(i): Collector() for i in order}
+    step = 0
+    pending = list(order)
+    while pending or llm.engine.has_work():
+        for index in [i for i in pending if arrivals[i] <= step]:
+            llm.engine.add_request(*requests[index], request_id=str(index))
+            pending.remove(index)
+        for output in llm.engine.step():
+            collectors[output.request_id].add(output)
+        step += 1
+    return {int(name): c.output().outputs[0] for name, c in collectors.items()}
+
+
+def test_repeated_words_beside_a_mate_that_never_drafts(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(max_num_seqs=2)
+    rng = random.Random(5)
+    mate = rng.sample(range(3, 288), 60)
+    requests = [([3 + word] * 40, replace(GREEDY, max_tokens=16)) for word in range(0, 250, 5)]
+    expected = solo(llm, requests)
+    llm.set_speculation(ngram(4, low=2, high=5))
+    alone = [answer(llm, p, s) for p, s in requests]
+    paired = [run_all(llm, [(mate, GREEDY), request])[1] for request in requests]
+    for plain, one, two in zip(expected, alone, paired, strict=True):
+        assert_same(plain, one)
+        assert_same(plain, two)
+
+
+def test_seeds_hold_in_any_company(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(speculation=ngram(4, low=1))
+    hot = SamplingParams(temperature=1.5, max_tokens=20, seed=42)
+    prompt = [40, 41, 42, 40, 41, 42]
+    first = answer(llm, prompt, hot)
+    noise = [(p, SamplingParams(max_tokens=30, seed=i)) for i, p in enumerate(prompts(7, 288, 1))]
+    for _ in range(3):
+        assert_same(first, answer(llm, prompt, hot))
+        assert_same(first, run_all(llm, [*noise, (prompt, hot)])[-1])
+    others = {tuple(answer(llm, prompt, replace(hot, seed=s)).token_ids) for s in range(43, 48)}
+    assert tuple(first.token_ids) not in others
+    assert len(others) == 5
+    unseeded = {tuple(answer(llm, prompt, replace(hot, seed=None)).token_ids) for _ in range(4)}
+    assert len(unseeded) > 1
+
+
+def test_seeds_do_not_matter_to_greedy_requests(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(speculation=ngram(5, low=1))
+    short, long = [5, 6, 7], [8, 9] * 40
+    expected = solo(llm, [(short, GREEDY), (long, GREEDY)])
+    llm.set_speculation(ngram(5, low=1))
+    stop = llm.tokenizer.decode(expected[1].token_ids[-2:])
+    for seeds in [(1, 2), (3, 3)]:
+        pair = [(p, replace(GREEDY, seed=s)) for p, s in zip((short, long), seeds, strict=True)]
+        for plain, one in zip(expected, run_all(llm, pair), strict=True):
+            assert_same(plain, one)
+    stopped = run_all(llm, [(short, replace(GREEDY, seed=1)), (long, replace(GREEDY, seed=2, stop=(stop,)))])
+    assert stopped[0].token_ids == expected[0].token_ids
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 5])
+def test_preemption_while_drafts_are_in_flight(make_llm: Callable[..., LLM], k: int) -> None:
+    roomy = make_llm(max_model_len=208)
+    params = SamplingParams(temperature=0.8, max_tokens=100, ignore_eos=True)
+    requests = [(p, replace(params, seed=i)) for i, p in enumerate(prompts(10, 288, 4, (100, 100)))]
+    expected = solo(roomy, requests)
+    block = 2 * 16 * 2 * 2 * 16 * 4
+    llm = make_llm(max_model_len=208, kv_memory=20 * block, max_num_seqs=10)
+    llm.set_speculation(ngram(k, low=1) if k else None)
+    found = run_all(llm, requests)
+    for plain, one in zip(expected, found, strict=True):
+        assert one.token_ids == plain.token_ids
+    assert llm.engine.scheduler.preemptions > 0
+    assert llm.engine.pool.in_use == 0
+
+
+def test_choices_differ_and_equal_their_solo_runs(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    params = SamplingParams(temperature=1.0, seed=3, n=4, max_tokens=12, ignore_eos=True)
+    prompt = [50, 51, 52] * 8
+    plain = llm.generate([prompt], params)[0].outputs
+    assert len({tuple(c.token_ids) for c in plain}) == 4
+    llm.set_speculation(ngram(4, low=1))
+    for expected, found in zip(plain, llm.generate([prompt], params)[0].outputs, strict=True):
+        assert found.index == expected.index
+        assert_same(expected, found)
+    single = answer(llm, prompt, replace(params, n=1))
+    assert_same(plain[0], single)
+
+
+def test_aborts_at_any_time_leave_the_others_alone(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(max_num_seqs=4, max_batch_tokens=32)
+    requests = [(p, replace(GREEDY, logprobs=None)) for p in prompts(12, 288, 6)]
+    expected = solo(llm, requests)
+    llm.set_speculation(ngram(4, low=1))
+    rng = random.Random(1)
+    for _ in range(15):
+        doomed = {str(i): rng.randrange(25) for i in rng.sample(range(12), 6)}
+        outputs: dict[str, list[RequestOutput]] = {str(i): [] for i in range(12)}
+        for index, (prompt, params) in enumerate(requests):
+            llm.engine.add_request(prompt, params, request_id=str(index))
+        step = 0
+        while llm.engine.has_work():
+            for name in [n for n, when in doomed.items() if when == step]:
+                llm.engine.abort(name)
+            for output in llm.engine.step():
+                outputs[output.request_id].append(output)
+            step += 1
+        for name, pieces in outputs.items():
+            ids = [t for piece in pieces for c in piece.outputs for t in c.token_ids]
+            last = pieces[-1].outputs[0]
+            assert pieces[-1].finished
+            assert sum(piece.finished for piece in pieces) == 1
+            if last.finish_reason == "abort":
+                assert name in doomed
+                assert ids == expected[int(name)].token_ids[: len(ids)]
+            else:
+                assert ids == expected[int(name)].token_ids
+        assert llm.engine.pool.in_use == 0
+    llm.engine.abort("nobody")
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        recipe("Garbage", 4, constant=7),
+        recipe("Garbage", 9),
+        recipe("Outside", 4),
+        recipe("Raising", 4, after=5),
+        recipe("Greedy", 3),
+    ],
+    ids=lambda s: str(s["method"]).rpartition(":")[2],
+)
+def test_a_bad_drafter_costs_speed_and_nothing_else(
+    make_llm: Callable[..., LLM], speculation: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = make_llm(max_num_seqs=4)
+    requests = [(p, replace(GREEDY, logprobs=None, max_tokens=12)) for p in prompts(10, 288, 8)]
+    expected = solo(llm, requests)
+    llm.set_speculation(speculation)
+    with caplog.at_level(logging.WARNING):
+        found = run_all(llm, requests)
+    for plain, one in zip(expected, found, strict=True):
+        assert_same(plain, one)
+    stats = llm.engine.stats
+    if speculation["method"].endswith(("Outside", "Raising")):
+        assert stats.drafter_failures > 0
+        assert "drafting is off" in caplog.text
+    else:
+        assert stats.drafter_failures == 0
+        assert stats.counts.drafted > 0
+
+
+def test_every_step_commits_for_every_sampled_request(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(speculation=recipe("Garbage", 6), max_num_seqs=3)
+    for prompt in prompts(5, 288, 9):
+        llm.engine.add_request(prompt, GREEDY)
+    steps = 0
+    while llm.engine.has_work():
+        before = llm.engine.stats.counts.committed
+        llm.engine.step()
+        steps += 1
+        assert llm.engine.stats.counts.committed > before or llm.engine.stats.prefill_steps
+    # Nothing is drafted over and over: no run takes more steps than plain decoding.
+    assert steps <= 5 * GREEDY.max_tokens + 5  # type: ignore[operator]
