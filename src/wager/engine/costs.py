@@ -7,14 +7,16 @@ between cells the table is interpolated, beyond them it is extended along its la
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from wager.models.paths import replacing
 
 ROWS: Final = (1, 2, 3, 5, 9, 17, 32)
 CONTEXTS: Final = (64, 1024)
@@ -111,13 +113,9 @@ class StepCosts:
     def save(self, path: Path) -> None:
         """Write the table, atomically; a full or read-only disk is no error."""
         rows = [[r, k, c.ms, c.spread, c.count] for (r, k), c in sorted(self.cells.items())]
-        part = path.with_suffix(f".{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"schema": 1, "cells": rows}))
-            part.replace(path)
-        except OSError:
-            part.unlink(missing_ok=True)
+        text = json.dumps({"schema": 1, "cells": rows})
+        with contextlib.suppress(OSError), replacing(path) as file:
+            file.write(text.encode())
 
     def load(self, path: Path) -> bool:
         """Read a saved table; False (and nothing changed) if there is none that can be used.
