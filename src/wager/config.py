@@ -126,6 +126,14 @@ class SpeculationConfig:
         raw["prompt_lookup_max"] = low if high is None else high
         return cls(**raw)
 
+    def describe(self) -> str:
+        """The values in effect, in one line for people."""
+        parts = [f"{self.method}, at most {self.num_speculative_tokens} draft tokens"]
+        if self.method == "ngram":
+            parts.append(f"lookup {self.prompt_lookup_min} to {self.prompt_lookup_max}")
+            parts.append(f"{self.match} match, {'cyclic' if self.cyclic else 'not cyclic'}")
+        return ", ".join(parts)
+
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
             raise ConfigError("method: must be the name of a drafting method")

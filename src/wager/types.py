@@ -102,8 +102,12 @@ class DraftCounts:
 
     @property
     def acceptance_by_position_unconditional(self) -> list[float]:
-        """Share of drafts (of any length) whose position j was accepted."""
-        return [a / self.drafted_steps for a in self.accepted_at] if self.drafted_steps else []
+        """Share of drafts (of any length) whose position j was accepted; empty without a draft.
+
+        As long as the longest draft: a position that was never accepted counts as 0.
+        """
+        missing = len(self.drafted_at) - len(self.accepted_at)
+        return [a / self.drafted_steps for a in self.accepted_at + [0] * missing]
 
 
 def _count_positions(counts: list[int], reached: int) -> None:
