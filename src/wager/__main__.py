@@ -1,0 +1,7 @@
+"""`python -m wager` is `wager`."""
+
+import sys
+
+from wager.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,95 @@
+"""One run of the benchmark from its options: the plan, the cells, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wager.bench.backend import Backend
+from wager.bench.machine import machine, versions
+from wager.bench.measure import PLAIN, Arm, Measurement, measure, warm_up
+from wager.bench.prompts import Recipe
+from wager.bench.results import STEP_CONTEXT, STEP_ROWS, Cell, Report, cell
+from wager.bench.statistics import median
+from wager.bench.workloads import prompts
+
+if TYPE_CHECKING:
+    from wager.engine.llm import LLM
+
+Progress = Callable[[str, int, int], None]
+"""(what runs, runs done, runs in all) of the current workload and number of clients."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be measured."""
+
+    recipes: Sequence[Recipe]
+    clients: Sequence[int]
+    arms: Sequence[Arm]
+    repeats: int
+    prompts: int
+    max_tokens: int | None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Run:
+    """The cells so far. Filled as measurements end, so that an interrupt loses nothing."""
+
+    cells: list[Cell] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+
+    def add(self, measurement: Measurement) -> None:
+        """Take in what one measurement holds, complete or not."""
+        found = [cell(measurement, arm) for arm in measurement.arms if arm.name != PLAIN]
+        self.cells.extend(c for c in found if c is not None)
+        self.measurements.append(measurement)
+
+
+def execute(backend: Backend, plan: Plan, vocab_size: int, run: Run, progress: Progress) -> None:
+    """Measure everything in ``plan``; on any exception ``run`` holds what was finished."""
+    warm = True
+    for recipe in plan.recipes:
+        drawn = prompts(recipe, plan.prompts, vocab_size, plan.seed, plan.max_tokens)
+        for clients in plan.clients:
+            if warm:
+                warm_up(backend, drawn[0], plan.arms)
+                warm = False
+            what = f"{recipe.name}, {clients} client{'s' if clients > 1 else ''}"
+            measurement = Measurement(recipe.name, clients, drawn, list(plan.arms))
+
+            def tell(done: int, total: int, what: str = what) -> None:
+                progress(what, done, total)
+
+            try:
+                measure(backend, measurement, plan.repeats, tell)
+            finally:
+                run.add(measurement)
+
+
+def step_times(llm: LLM) -> dict[str, float | None]:
+    """Median milliseconds of a whole step (with sampler) of one request by rows, context 512.
+
+    None where the context of the model has no room for it.
+    """
+    out: dict[str, float | None] = {}
+    for rows in STEP_ROWS:
+        fits = STEP_CONTEXT + rows <= llm.engine.max_model_len
+        out[str(rows)] = median(llm.engine.costs.measure(rows, STEP_CONTEXT)) if fits else None
+    return out
+
+
+def describe(llm: LLM, run: Run, step_ms: dict[str, float | None]) -> Report:
+    """The whole report of a run on the project's own engine."""
+    return Report(
+        model=llm.model.name,
+        weights=llm.model.weights,
+        kv=llm.engine.kv,
+        threads=llm.model.ops.threads,
+        machine=machine(llm.model.ops.instruction_set),
+        versions=versions(),
+        step_ms=step_ms,
+        cells=run.cells,
+    )

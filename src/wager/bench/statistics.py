@@ -1,0 +1,102 @@
+"""Ratios with intervals, and the verdict that follows from one. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from wager.types import DraftCounts
+
+Verdict: TypeAlias = Literal["use", "no difference", "do not use"]
+
+RESAMPLES: Final = 2000
+MARGIN: Final = 0.01
+"""Half a verdict's dead zone: differences of at most 1 % are not worth a recommendation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of sums with its 95 % interval; None where it could not be computed."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def paired_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], seed: int = 0
+) -> Ratio:
+    """sum(numerators) / sum(denominators) over pairs, with an interval bootstrapped over pairs.
+
+    The pairs (prompts) are drawn with replacement, 2,000 times with a fixed seed, and the middle
+    95 % of the ratios is the interval (Efron's percentile method). One pair gives no interval.
+    """
+    if len(numerators) != len(denominators):
+        raise ValueError("numerators and denominators must be of one length")
+    above = np.asarray(numerators, dtype=np.float64)
+    below = np.asarray(denominators, dtype=np.float64)
+    total = float(below.sum())
+    if not len(above) or not total > 0.0:
+        return Ratio(None)
+    value = float(above.sum()) / total
+    if len(above) < 2:
+        return Ratio(value)
+    picks = np.random.default_rng(seed).integers(0, len(above), size=(RESAMPLES, len(above)))
+    sums = below[picks].sum(axis=1)
+    if not (sums > 0.0).all():
+        return Ratio(value)
+    low, high = np.quantile(above[picks].sum(axis=1) / sums, (0.025, 0.975))
+    return Ratio(value, float(low), float(high))
+
+
+def verdict(speedup: Ratio) -> Verdict | None:
+    """``use`` when the whole interval lies above 1.01, ``do not use`` when it lies below 0.99.
+
+    Anything else is ``no difference``: none was shown. None without an interval.
+    """
+    if speedup.low is None or speedup.high is None:
+        return None
+    if speedup.low > 1.0 + MARGIN:
+        return "use"
+    if speedup.high < 1.0 - MARGIN:
+        return "do not use"
+    return "no difference"
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPerStep:
+    """Two averages that may differ much, so that each carries its name.
+
+    ``pooled`` is all committed tokens / all steps; ``mean_of_requests`` the plain mean of every
+    request's own tokens per step, in which a request of few steps weighs as much as a long one.
+    """
+
+    pooled: float | None
+    mean_of_requests: float | None
+
+
+def tokens_per_step(requests: Sequence[tuple[int, int]]) -> TokensPerStep:
+    """Both averages of (committed tokens, steps) pairs; requests without a step are left out."""
+    known = [(tokens, steps) for tokens, steps in requests if steps]
+    if not known:
+        return TokensPerStep(None, None)
+    pooled = sum(tokens for tokens, _ in known) / sum(steps for _, steps in known)
+    mean = math.fsum(tokens / steps for tokens, steps in known) / len(known)
+    return TokensPerStep(pooled, mean)
+
+
+def pool(requests: Sequence[DraftCounts]) -> DraftCounts:
+    """The sum of the counts of several requests."""
+    total = DraftCounts()
+    for counts in requests:
+        total.add(counts)
+    return total
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The middle value, or None of nothing."""
+    return float(np.median(np.asarray(values, dtype=np.float64))) if len(values) else None

@@ -1,0 +1,115 @@
+"""`wager run`: one answer, or a chat."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wager.cli import options
+from wager.config import SamplingParams, SpeculationConfig
+from wager.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from wager.engine.llm import LLM
+
+SAMPLING = "Sampling (default: the model's generation config)"
+
+
+def run(
+    model: options.ModelName,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", show_default=False,
+            help="What to answer; - reads standard input. Without it: a chat.",
+        ),
+    ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
+                     help="Draft and verify, e.g. "
+                          '{"method": "ngram", "num_speculative_tokens": 8}. '
+                          "Without it: plain decoding."),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Send PROMPT as it is, without the chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System message.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", help="Longest answer. Default: what the context has left.",
+                     rich_help_panel=SAMPLING),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=SAMPLING)
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", rich_help_panel=SAMPLING)] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", rich_help_panel=SAMPLING)] = None,
+    min_p: Annotated[float | None, typer.Option("--min-p", rich_help_panel=SAMPLING)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Same seed, same answer.", rich_help_panel=SAMPLING),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End before this text; repeatable.", rich_help_panel=SAMPLING),
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Say afterwards what speculation did.")
+    ] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="Accepted draft tokens in no other colour.")
+    ] = False,
+    weights: options.Weights = "auto",
+    kv: options.Kv = "auto",
+    threads: options.Threads = None,
+    max_model_len: options.MaxModelLen = None,
+    ops: options.Ops = "auto",
+) -> None:  # fmt: skip
+    """Answer PROMPT, or chat (/clear starts anew, /exit or end of file ends).
+
+    On a terminal, tokens that a draft foretold show in another colour.
+    """
+    speculation = SpeculationConfig.parse(speculative_config)
+    own = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    chosen: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    chosen.update(max_tokens=max_tokens, seed=seed, stop=tuple(stop or ()))
+    SamplingParams(**chosen)
+    config = options.engine_config(
+        weights=weights, kv=kv, threads=threads, max_model_len=max_model_len, ops=ops,
+        max_num_seqs=1,
+    )  # fmt: skip
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if text == "":
+        raise RequestError("prompt: is empty")
+    if text is None and raw:
+        raise ConfigError("raw: a chat needs the chat template; give a PROMPT with --raw")
+    if raw and system is not None:
+        raise ConfigError("system: has no place in a raw prompt; leave out --raw or --system")
+    with options.load(model, config, speculation) as llm:
+        if speculation is not None:
+            print(f"speculation: {speculation.describe()}", file=sys.stderr)
+        _converse(llm, text, chosen, raw=raw, system=system, stats=stats, no_color=no_color)
+
+
+def _converse(
+    llm: LLM,
+    text: str | None,
+    chosen: dict[str, Any],
+    *,
+    raw: bool,
+    system: str | None,
+    stats: bool,
+    no_color: bool,
+) -> None:
+    from wager.cli.chat import Session
+
+    session = Session(llm, chosen, system=system, stats=stats, no_color=no_color)
+    if text is None:
+        session.chat()
+    else:
+        session.once(text, raw=raw)

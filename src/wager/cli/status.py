@@ -1,0 +1,9 @@
+"""Exit statuses of the command, beside 0."""
+
+from __future__ import annotations
+
+from typing import Final
+
+USER_ERROR: Final = 2
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells have it."""

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from wager.bench.checks import followed
+from wager.bench.prompts import Prompt
+from wager.bench.workloads import RECIPES, chosen, prompts
+from wager.errors import ConfigError
+
+VOCAB = 49152
+
+
+def content(prompt: Prompt) -> str | tuple[int, ...]:
+    if prompt.messages is not None:
+        return prompt.messages[-1][1]
+    return prompt.text if prompt.text is not None else prompt.token_ids or ()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_prompts_differ_and_are_the_same_every_time(name: str) -> None:
+    drawn = prompts(RECIPES[name], 40, VOCAB)
+    assert drawn == prompts(RECIPES[name], 40, VOCAB)
+    assert drawn[:16] == prompts(RECIPES[name], 16, VOCAB)
+    assert len({content(p) for p in drawn}) == 40
+    assert len({p.id for p in drawn}) == 40
+    assert len({p.params.seed for p in drawn}) == 40
+    assert content(drawn[0]) != content(prompts(RECIPES[name], 1, VOCAB, seed=1)[0])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_prompt_is_of_one_kind(name: str) -> None:
+    for prompt in prompts(RECIPES[name], 16, VOCAB):
+        given = [prompt.messages, prompt.text, prompt.token_ids]
+        assert sum(g is not None for g in given) == 1
+        assert (prompt.messages is not None) == RECIPES[name].chat
+        assert (prompt.expected is not None) == (name in ("rename", "edit"))
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [("copy", 0.0), ("words", 0.0), ("explain", 0.7), ("story", 1.0), ("random", 1.0)],
+)
+def test_sampling_settings(name: str, temperature: float) -> None:
+    assert {p.params.temperature for p in prompts(RECIPES[name], 16, VOCAB)} == {temperature}
+
+
+def test_copy_goes_on_for_256_tokens() -> None:
+    for prompt in prompts(RECIPES["copy"], 16, VOCAB):
+        assert prompt.params.max_tokens == 256
+        assert prompt.params.ignore_eos
+
+
+def test_words_are_200_of_30() -> None:
+    used = set()
+    for prompt in prompts(RECIPES["words"], 16, VOCAB):
+        words = str(prompt.text).split()
+        assert len(words) == 200
+        used.update(words)
+    assert len(used) == 30
+
+
+@pytest.mark.parametrize("vocab", [64, VOCAB])
+def test_random_ids_are_of_the_vocabulary(vocab: int) -> None:
+    for prompt in prompts(RECIPES["random"], 16, vocab):
+        assert prompt.token_ids is not None
+        assert len(prompt.token_ids) == 200
+        assert 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < vocab
+
+
+@pytest.mark.parametrize("name", ["rename", "edit"])
+def test_code_is_python_before_and_after(name: str) -> None:
+    for prompt in prompts(RECIPES[name], 64, VOCAB):
+        before = str(content(prompt)).split("```python\n")[1].split("```")[0]
+        after = prompt.expected or ""
+        ast.parse(before)
+        ast.parse(after)
+        assert before != after
+        assert len(before.splitlines()) == len(after.splitlines())
+        assert followed(f"```python\n{after}```", after)
+        assert not followed(f"```python\n{before}```", after)
+
+
+def test_rename_changes_every_use_and_nothing_else() -> None:
+    for prompt in prompts(RECIPES["rename"], 64, VOCAB):
+        text = str(content(prompt))
+        old, new = text.split("`")[1], text.split("`")[3]
+        before = text.split("```python\n")[1].split("```")[0]
+        names = {n.id for n in ast.walk(ast.parse(prompt.expected or "")) if hasattr(n, "id")}
+        assert old in {n.id for n in ast.walk(ast.parse(before)) if hasattr(n, "id")}
+        assert new in names
+        assert old not in names
+        assert new not in before
+
+
+def test_edit_changes_three_marked_lines_of_forty() -> None:
+    for prompt in prompts(RECIPES["edit"], 32, VOCAB):
+        before = str(content(prompt)).split("```python\n")[1].split("```")[0].splitlines()
+        after = (prompt.expected or "").splitlines()
+        assert len(before) == 40
+        changed = [a for a, b in zip(before, after, strict=True) if a != b]
+        assert len(changed) == 3
+        assert all("# change " in line for line in changed)
+
+
+def test_max_tokens_only_lowers_limits() -> None:
+    assert {p.params.max_tokens for p in prompts(RECIPES["copy"], 4, VOCAB, max_tokens=32)} == {32}
+    assert {p.params.max_tokens for p in prompts(RECIPES["classify"], 4, VOCAB, max_tokens=32)} == {
+        8
+    }
+
+
+def test_chosen_refuses_what_does_not_exist() -> None:
+    assert [r.name for r in chosen(["random", "copy"])] == ["random", "copy"]
+    for names in (["copi"], ["copy", "copy"], [""], []):
+        with pytest.raises(ConfigError, match="workload"):
+            chosen(names)
