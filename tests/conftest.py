@@ -1,4 +1,4 @@
-"""Models shared by the tests: tiny random ones on disk, and the real small one where it is there."""
+"""Models shared by the tests: tiny random ones on disk, and where pulled models are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wager import LLM
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Caches of tiny models go to a directory of the test run; pulled models stay where they are."""
+    """Caches of tiny models go to a directory of the run; pulled models stay where they are."""
     from wager.models.paths import cache_dir
 
     pulled = cache_dir() / "models"

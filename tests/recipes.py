@@ -1,6 +1,6 @@
 """Drafters and helpers that make rare cases happen every time.
 
-The drafters are used as third parties would use theirs: ``{"method": "tests.recipes:Oracle", ...}``.
+They are used as third parties would use theirs: ``{"method": "tests.recipes:Oracle", ...}``.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ def assert_same(plain: CompletionOutput, other: CompletionOutput) -> None:
     assert other.logprobs == plain.logprobs
 
 
-def prompts(count: int, vocab: int, seed: int, lengths: tuple[int, int] = (4, 60)) -> list[list[int]]:
+def prompts(
+    count: int, vocab: int, seed: int, lengths: tuple[int, int] = (4, 60)
+) -> list[list[int]]:
     """Seeded prompts of three kinds in turn: repeated tokens, a passage given twice, random ids."""
     rng = random.Random(seed)
     made: list[list[int]] = []
@@ -165,7 +167,9 @@ def prompts(count: int, vocab: int, seed: int, lengths: tuple[int, int] = (4, 60
     return made
 
 
-def run_all(llm: LLM, requests: Iterable[tuple[list[int], SamplingParams]]) -> list[CompletionOutput]:
+def run_all(
+    llm: LLM, requests: Iterable[tuple[list[int], SamplingParams]]
+) -> list[CompletionOutput]:
     """Answer requests together, in one continuous batch."""
     pairs = list(requests)
     outputs = llm.generate([p for p, _ in pairs], [s for _, s in pairs])

@@ -182,7 +182,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        # One string, or any sequence of them, is what callers of other engines are used to giving.
+        given: Any = self.stop
+        stop = (given,) if isinstance(given, str) else tuple(given or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         _real("temperature", self.temperature, 0.0, math.inf)

@@ -27,7 +27,11 @@ def test_random_interleavings_of_drafting_and_free_requests(make_llm: Callable[.
     lengths = [3, 200, 17, 64, 5, 120, 33, 80]
     requests = []
     for index, length in enumerate(lengths):
-        prompt = [9 + index, 10 + index] * length if index % 2 else list(rng.choices(range(288), k=length))
+        prompt = (
+            [9 + index, 10 + index] * length
+            if index % 2
+            else list(rng.choices(range(288), k=length))
+        )
         requests.append((prompt[:length], replace(GREEDY, max_tokens=10 + index)))
     expected = solo(llm, requests)
     llm.set_speculation(ngram(8, low=1))
@@ -97,7 +101,9 @@ def test_seeds_do_not_matter_to_greedy_requests(make_llm: Callable[..., LLM]) ->
         pair = [(p, replace(GREEDY, seed=s)) for p, s in zip((short, long), seeds, strict=True)]
         for plain, one in zip(expected, run_all(llm, pair), strict=True):
             assert_same(plain, one)
-    stopped = run_all(llm, [(short, replace(GREEDY, seed=1)), (long, replace(GREEDY, seed=2, stop=(stop,)))])
+    stopped = run_all(
+        llm, [(short, replace(GREEDY, seed=1)), (long, replace(GREEDY, seed=2, stop=(stop,)))]
+    )
     assert stopped[0].token_ids == expected[0].token_ids
 
 

@@ -1,0 +1,85 @@
+"""The step-time table: kept current, robust to outliers, never invented."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from wager.engine.costs import ROWS, StepCosts
+
+
+def linear(rows: int, context: int) -> float:
+    return 10.0 + 2.0 * rows + context / 1000
+
+
+def test_the_start_measures_every_row_count_and_stays_in_its_budget() -> None:
+    calls = []
+
+    def run(rows: int, context: int) -> float:
+        calls.append((rows, context))
+        return linear(rows, context)
+
+    costs = StepCosts(run)
+    costs.measure_start(room=4096, budget_s=0.01)
+    assert set(costs.table(64)) <= set(ROWS)
+    assert all(rows + context <= 4096 for rows, context in calls)
+
+
+def test_a_short_context_is_measured_within_its_room() -> None:
+    costs = StepCosts(linear)
+    costs.measure_start(room=40, budget_s=0.01)
+    assert costs.table(0)
+    small = StepCosts(linear)
+    small.measure_start(room=4, budget_s=0.01)
+    assert set(small.table(0)) <= {1, 2, 3}
+
+
+def test_what_was_not_measured_is_not_invented() -> None:
+    costs = StepCosts(linear)
+    assert costs.predict(1, 0) is None
+    assert costs.table(64) == {}
+    costs.record(4, 64, 5.0)
+    assert costs.table(64) == {}, "a row count between two cells belongs to neither"
+
+
+def test_between_cells_and_beyond_them() -> None:
+    costs = StepCosts(linear)
+    for rows in ROWS:
+        costs.record(rows, 64, 10.0 + 2.0 * rows)
+    assert costs.predict(7, 64) == pytest.approx(24.0)
+    assert costs.predict(64, 64) == pytest.approx(138.0)
+
+
+def test_estimates_follow_a_change_and_shrug_off_outliers() -> None:
+    rng = random.Random(0)
+    costs = StepCosts(linear)
+    for _ in range(300):
+        outlier = 200.0 if rng.random() < 0.05 else 0.0
+        costs.record(1, 64, 10.0 + rng.gauss(0, 0.2) + outlier)
+    assert costs.table(64)[1] == pytest.approx(10.0, abs=0.6)
+    for _ in range(400):
+        costs.record(1, 64, 14.0 + rng.gauss(0, 0.2))
+    assert costs.table(64)[1] == pytest.approx(14.0, abs=0.6)
+
+
+def test_a_table_survives_a_restart_and_a_damaged_file_does_not_hurt(tmp_path: Path) -> None:
+    path = tmp_path / "costs" / "table.json"
+    costs = StepCosts(linear)
+    costs.record(1, 64, 5.0)
+    costs.save(path)
+    again = StepCosts(linear)
+    assert again.load(path)
+    assert again.table(64) == {1: 5.0}
+    for text in (
+        "",
+        "{}",
+        '{"schema": 2, "cells": []}',
+        '{"schema": 1, "cells": [[1, 64, -5, 0, 1]]}',
+    ):
+        path.write_text(text)
+        fresh = StepCosts(linear)
+        assert not fresh.load(path)
+        assert fresh.cells == {}
+    assert not fresh.load(tmp_path / "missing.json")
