@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from wager.bench.measure import DEFAULT_SPECULATION
 from wager.bench.results import STEP_CONTEXT, Cell, Report
@@ -54,9 +55,10 @@ def table(cells: Sequence[Cell]) -> Table:
             f"{cell.identical}/{cell.outputs}",
         ]
         style = _VERDICT_STYLE.get(cell.verdict or "", "")
-        label = f"[{style}]{cell.verdict}[/]" if style else NA
         method = [cell.method] if several else []
-        grid.add_row(cell.workload, *method, *row, label)
+        # Text objects, since rich would take the bracket of an interval for a style.
+        label = Text(cell.verdict or NA, style)
+        grid.add_row(*(Text(value) for value in (cell.workload, *method, *row)), label)
     return grid
 
 

@@ -1,0 +1,219 @@
+"""Figures and JSON against scripted answers whose right figures are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.bench.scripted import prompt, reply
+from wager.bench.backend import Answer
+from wager.bench.measure import DEFAULT_SPECULATION, PLAIN, Measurement, arms
+from wager.bench.results import Cell, Report, cell, check_writable, write
+from wager.errors import ConfigError
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
+ARMS = arms([DEFAULT_SPECULATION])
+STEP_MS: dict[str, float | None] = {
+    "1": 5.5, "2": 5.6, "3": 5.8, "5": 6.0, "9": 7.5, "17": None, "32": None,
+}  # fmt: skip
+
+
+def cell_of(
+    plain: Sequence[Sequence[Answer]],
+    spec: Sequence[Sequence[Answer]],
+    clients: int = 1,
+    expected: str | None = None,
+) -> Cell:
+    target = Measurement(
+        "w", clients, [prompt(answers[0].prompt_id, expected) for answers in plain], ARMS
+    )
+    for name, side in ((PLAIN, plain), ("ngram", spec)):
+        target.answers[name] = {answers[0].prompt_id: list(answers) for answers in side}
+    found = cell(target, ARMS[1])
+    assert found is not None
+    return found
+
+
+def report(*cells: Cell) -> Report:
+    return Report(
+        model="tiny",
+        weights="int8",
+        kv="f16",
+        threads=2,
+        machine={"cpu": "some", "cores": 2, "memory": None, "isa": "avx2"},
+        versions={"wager": "0", "python": "3", "numpy": "2"},
+        step_ms=STEP_MS,
+        cells=list(cells),
+    )
+
+
+def strict(text: str) -> Any:
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def valid(*cells: Cell) -> Any:
+    found = strict(report(*cells).to_json())
+    jsonschema.validate(found, SCHEMA, cls=jsonschema.Draft202012Validator)
+    return found
+
+
+def test_figures_of_a_known_measurement() -> None:
+    plain = [
+        [reply("a", range(11), first=1.0, total=11.0, drafts=[(0, 0)] * 11)],
+        [reply("b", range(5), first=1.0, total=3.0, drafts=[(0, 0)] * 5)],
+    ]
+    spec = [
+        [reply("a", range(11), first=1.0, total=3.0, drafts=[(0, 0), (8, 8), (2, 0)])],
+        [reply("b", range(5), first=1.0, total=4.0, drafts=[(0, 0), (4, 1), (0, 0), (2, 0)])],
+    ]
+    found = cell_of(plain, spec)
+    assert found.plain_tok_s == 16 / 14
+    assert found.spec_tok_s == 16 / 7
+    assert found.speedup == 2.0
+    assert found.plain_decode_tok_s == 14 / 12
+    assert found.spec_decode_tok_s == 14 / 5
+    assert found.decode_speedup == 12 / 5
+    assert found.prefill_share == 2 / 14
+    assert found.tokens_per_step == 16 / 7
+    assert found.acceptance_length == (9 + 1 + 2 + 1) / 4
+    assert found.coverage == 4 / 7
+    assert (found.drafted, found.accepted, found.acceptance_rate) == (16, 9, 9 / 16)
+    assert found.acceptance_by_position_unconditional == [0.5] + [0.25] * 7
+    assert (found.outputs, found.identical, found.loops, found.followed) == (2, 2, 0, None)
+    assert [r.steps for r in found.requests] == [3, 4]
+    assert found.requests[0].plain_s == 11.0
+    valid(found)
+
+
+def test_keys_are_the_contract_in_its_order() -> None:
+    found = valid(cell_of([[reply("a")]], [[reply("a")]]))
+    assert list(found) == SCHEMA["required"]
+    assert list(found["cells"][0]) == SCHEMA["$defs"]["cell"]["required"]
+    assert list(found["cells"][0]["requests"][0]) == SCHEMA["$defs"]["request"]["required"]
+
+
+def test_clients_share_the_throughput_but_not_the_decode_rate() -> None:
+    answers = [[reply("a", range(11), first=1.0, total=11.0)]]
+    one, eight = cell_of(answers, answers), cell_of(answers, answers, clients=8)
+    assert one.plain_tok_s == 1.0
+    assert eight.plain_tok_s == 8.0
+    assert one.plain_decode_tok_s == eight.plain_decode_tok_s == 1.0
+
+
+def test_runs_of_a_prompt_are_its_median() -> None:
+    plain = [[reply("a", total=t) for t in (4.0, 100.0, 5.0)]]
+    spec = [[reply("a", total=t) for t in (2.0, 2.5, 0.1)]]
+    found = cell_of(plain, spec)
+    assert found.speedup == 2.5
+    assert (found.requests[0].plain_s, found.requests[0].spec_s) == (5.0, 2.0)
+
+
+def test_the_verdict_follows_the_interval_of_whole_requests() -> None:
+    def times(values: Sequence[float]) -> list[list[Answer]]:
+        return [[reply(f"p{i}", total=t)] for i, t in enumerate(values)]
+
+    slow, fast = times([2.0, 2.2, 1.8, 2.1]), times([1.0, 1.1, 0.9, 1.05])
+    mixed = times([1.0, 4.4, 0.9, 3.0])
+    assert cell_of(slow, fast).verdict == "use"
+    assert cell_of(fast, slow).verdict == "do not use"
+    assert cell_of(slow, mixed).verdict == "no difference"
+    assert cell_of(slow, slow).verdict == "no difference"
+    assert cell_of(slow[:1], fast[:1]).verdict is None
+    assert cell_of(slow[:1], fast[:1]).speedup_low is None
+
+
+def test_no_draft_at_all_is_null_not_zero_or_nan() -> None:
+    found = cell_of([[reply("a")]], [[reply("a", drafts=[(0, 0)] * 3)]])
+    assert found.acceptance_rate is None
+    assert found.acceptance_length is None
+    assert found.acceptance_by_position_unconditional is None
+    assert (found.drafted, found.accepted, found.coverage) == (0, 0, 0.0)
+    valid(found)
+
+
+def test_an_engine_that_tells_no_counts_leaves_them_null() -> None:
+    silent = reply("a")
+    silent.counts = None
+    found = cell_of([[reply("a")]], [[silent]])
+    assert (found.tokens_per_step, found.drafted, found.requests[0].steps) == (None, None, None)
+    valid(found)
+
+
+def test_replies_of_one_token_or_none_have_no_decode_speed() -> None:
+    for tokens in ([5], []):
+        short = [[reply("a", tokens, first=1.0, total=1.0)]]
+        found = cell_of(short, short)
+        assert found.decode_speedup is None
+        assert found.plain_decode_tok_s is None
+        valid(found)
+    mixed = [[reply("a", [5], first=1.0, total=1.0)], [reply("b", range(5), 1.0, 3.0)]]
+    assert cell_of(mixed, mixed).plain_decode_tok_s == 2.0
+
+
+def test_replies_of_other_lengths_are_compared_per_token() -> None:
+    plain = [[reply("a", range(10), first=0.0, total=10.0)]]
+    spec = [[reply("a", range(5), first=0.0, total=2.5)]]
+    found = cell_of(plain, spec)
+    assert found.speedup == 2.0
+    assert found.decode_speedup == pytest.approx((10 / 9) / (2.5 / 4))
+    assert found.identical == 0
+
+
+def test_identical_means_every_run_of_both_arms() -> None:
+    same = [reply("a"), reply("a")]
+    other = [reply("a"), reply("a", tokens=[1, 2, 4])]
+    assert cell_of([same], [same]).identical == 1
+    assert cell_of([same], [other]).identical == 0
+    assert cell_of([other], [same]).identical == 0
+
+
+def test_followed_and_loops_are_counted() -> None:
+    good, bad = "```\nx = 1\n```", "```\nx = 2\n```"
+    spec = [[reply("a", text=good)], [reply("b", [3] * 80, text=bad)]]
+    found = cell_of(spec, spec, expected="x = 1\n")
+    assert (found.followed, found.loops, found.outputs) == (1, 1, 2)
+
+
+def test_the_schema_refuses_what_is_not_the_contract() -> None:
+    base = valid(cell_of([[reply("a")]], [[reply("a")]]))
+    for damage in (
+        {"schema": 2},
+        {"extra": 1},
+        {"step_ms": {"1": 5.0}},
+        {"cells": [{**base["cells"][0], "verdict": "maybe"}]},
+        {"cells": [{**base["cells"][0], "acceptance_rate": 1.2}]},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**base, **damage}, SCHEMA)
+
+
+def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
+    bad = report(cell_of([[reply("a", total=float("nan"))]], [[reply("a")]]))
+    path = tmp_path / "out.json"
+    path.write_text("before")
+    with pytest.raises(ValueError, match="JSON"):
+        write(bad, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+    assert path.read_text() == "before"
+
+
+def test_write_replaces_in_one_go(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write(report(cell_of([[reply("a")]], [[reply("a")]])), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+    assert strict(path.read_text())["schema"] == 1
+
+
+def test_a_place_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new.json")
+    for path in (tmp_path, tmp_path / "missing" / "x.json"):
+        with pytest.raises(ConfigError, match="json"):
+            check_writable(path)
