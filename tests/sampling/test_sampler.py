@@ -190,6 +190,17 @@ def test_logprobs_are_the_models_own(ops: OpSet) -> None:
         assert entry.logprob < 0
 
 
+@settings(max_examples=200, deadline=None)
+@given(size=st.integers(1, 700), count=st.integers(0, 64), seed=st.integers(0, 999))
+def test_alternatives_are_the_most_likely(size: int, count: int, seed: int) -> None:
+    """Best first, the lower id first among equals, of which there are many here."""
+    row = np.random.default_rng(seed).integers(-9, 9, size).astype(np.float32)
+    row[row == -9] = -np.inf
+    row[size // 2] = 0
+    top = token_logprob(row, 0, count, OPS).top
+    assert [i for i, _ in top] == sorted(range(size), key=lambda i: (-row[i], i))[:count]
+
+
 def test_alternatives_among_equals_and_none(ops: OpSet) -> None:
     row = np.array([1, 3, 2, 3, 2, 2], np.float32)
     assert [i for i, _ in token_logprob(row, 0, 4, ops).top] == [1, 3, 2, 4]
