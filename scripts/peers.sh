@@ -50,7 +50,7 @@ export VLLM_CPU_KVCACHE_SPACE=\${VLLM_CPU_KVCACHE_SPACE:-1}
 export VLLM_CPU_OMP_THREADS_BIND=\${VLLM_CPU_OMP_THREADS_BIND:-0-1}
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1
 export LD_PRELOAD=$venv/lib/libiomp5.so
-exec "$venv/bin/vllm" serve --dtype float32 --enforce-eager "\$@"
+exec "$venv/bin/vllm" serve "\$@" --dtype float32 --enforce-eager
 SERVE
   chmod +x "$venv/serve"
   VLLM_NO_USAGE_STATS=1 "$venv/bin/vllm" --version | tail -n 1 | grep -qxF "$VLLM+cpu"
