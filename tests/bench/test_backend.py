@@ -1,0 +1,185 @@
+"""The closed loop over an engine: how many requests fly, what is counted, what is left behind."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from wager.bench.backend import EngineBackend
+from wager.bench.prompts import Prompt
+from wager.config import SamplingParams, SpeculationConfig
+from wager.errors import ConfigError, RequestError
+from wager.types import CompletionOutput, RequestOutput
+
+SPECULATION = SpeculationConfig("ngram", 4)
+
+
+@dataclass
+class Flying:
+    name: str
+    ids: list[int]
+    left: int
+    salt: str
+
+
+class ScriptedStats:
+    plain_ms = verify_ms = prefill_ms = draft_ms = 0.0
+    resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+class ScriptedEngine:
+    """Gives each request one token per step until its max_tokens; writes down the load."""
+
+    def __init__(self) -> None:
+        self.flying: dict[str, Flying] = {}
+        self.loads: list[int] = []
+        self.added: list[Flying] = []
+        self.aborted: list[str] = []
+        self.stats = ScriptedStats()
+
+    def add_request(
+        self, ids: list[int], params: SamplingParams, request_id: str, cache_salt: str = ""
+    ) -> str:
+        if not ids:
+            raise RequestError("prompt: is empty")
+        assert request_id not in {f.name for f in self.added}
+        one = Flying(request_id, ids, params.max_tokens or 0, cache_salt)
+        self.flying[request_id] = one
+        self.added.append(one)
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        self.loads.append(len(self.flying))
+        outputs = []
+        for one in list(self.flying.values()):
+            one.left -= 1
+            if one.left == 0:
+                del self.flying[one.name]
+            choice = CompletionOutput(0, [one.left], f"{one.left} ", None)
+            done = one.left == 0
+            times = (0.5, 2.0) if done else (None, None)
+            outputs.append(RequestOutput(one.name, one.ids, [choice], done, 0, *times))
+        return outputs
+
+    def abort(self, name: str) -> None:
+        if self.flying.pop(name, None):
+            self.aborted.append(name)
+
+    def has_work(self) -> bool:
+        return bool(self.flying)
+
+
+@dataclass
+class ScriptedTokenizer:
+    has_chat_template: bool = True
+
+
+@dataclass
+class ScriptedLLM:
+    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
+    tokenizer: ScriptedTokenizer = field(default_factory=ScriptedTokenizer)
+    calls: list[Any] = field(default_factory=list)
+
+    def prompt_ids(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        return [1, *self.prompt_ids(messages[-1]["content"])]
+
+    def set_speculation(self, speculation: SpeculationConfig | None) -> None:
+        self.calls.append(speculation)
+
+    def reset_caches(self) -> None:
+        self.calls.append("reset")
+
+
+def prompts(limits: list[int]) -> list[Prompt]:
+    return [
+        Prompt(f"p-{i}", SamplingParams(max_tokens=limit), text=f"text {i}")
+        for i, limit in enumerate(limits)
+    ]
+
+
+def stream(llm: ScriptedLLM, asked: list[Prompt], clients: int) -> Any:
+    return EngineBackend(llm).stream(asked, clients)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 8])
+def test_as_many_requests_fly_as_there_are_clients(clients: int) -> None:
+    llm = ScriptedLLM()
+    asked = prompts([3, 1, 7, 2, 5])
+    answers = list(stream(llm, asked, clients))
+    assert sorted(a.prompt_id for a in answers) == [p.id for p in asked]
+    assert set(llm.engine.loads) == {clients}
+    assert not llm.engine.has_work()
+
+
+def test_one_client_sends_each_prompt_once_and_in_order() -> None:
+    llm = ScriptedLLM()
+    answers = list(stream(llm, prompts([3, 1, 2]), 1))
+    assert [a.prompt_id for a in answers] == ["p-0", "p-1", "p-2"]
+    assert len(llm.engine.added) == 3
+    assert answers[0].token_ids == [2, 1, 0]
+    assert answers[0].text == "2 1 0 "
+    assert (answers[0].first_token_s, answers[0].total_s) == (0.5, 2.0)
+
+
+def test_what_fills_the_load_is_not_counted_and_hits_no_prefix_of_a_counted_one() -> None:
+    llm = ScriptedLLM()
+    answers = list(stream(llm, prompts([9, 2]), 2))
+    assert len(answers) == 2
+    fillers = [f for f in llm.engine.added if f.salt]
+    assert len(llm.engine.added) == 2 + len(fillers)
+    assert fillers
+    assert all(f.salt == "filler" for f in fillers)
+    assert llm.engine.aborted
+
+
+def test_a_consumer_that_leaves_early_leaves_nothing_behind() -> None:
+    llm = ScriptedLLM()
+    for _ in itertools.islice(running := stream(llm, prompts([2, 9, 9]), 2), 1):
+        pass
+    running.close()
+    assert not llm.engine.flying
+
+
+def test_a_request_that_is_refused_is_named_and_the_others_are_aborted() -> None:
+    llm = ScriptedLLM()
+    asked = [*prompts([9]), Prompt("bad-1", SamplingParams(max_tokens=1), text="")]
+    with pytest.raises(RequestError, match=r"bad-1: prompt: is empty"):
+        list(stream(llm, asked, 2))
+    assert not llm.engine.flying
+
+
+def test_start_changes_the_arm_and_empties_everything() -> None:
+    llm = ScriptedLLM()
+    backend = EngineBackend(llm)  # type: ignore[arg-type]
+    backend.start(SPECULATION)
+    backend.start(None)
+    assert llm.calls == [SPECULATION, "reset", None, "reset"]
+    assert llm.engine.stats.resets == 2
+
+
+def test_each_kind_of_prompt_becomes_ids() -> None:
+    llm = ScriptedLLM()
+    params = SamplingParams(max_tokens=1)
+    asked = [
+        Prompt("chat-0", params, messages=(("user", "ab"),)),
+        Prompt("raw-0", params, text="ab"),
+        Prompt("ids-0", params, token_ids=(7, 8)),
+    ]
+    list(stream(llm, asked, 1))
+    assert [f.ids for f in llm.engine.added] == [[1, 97, 98], [97, 98], [7, 8]]
+
+
+def test_a_chat_without_a_template_is_refused() -> None:
+    llm = ScriptedLLM(tokenizer=ScriptedTokenizer(has_chat_template=False))
+    asked = [Prompt("rename-00", SamplingParams(max_tokens=1), messages=(("user", "ab"),))]
+    with pytest.raises(ConfigError, match="workload: rename is a chat"):
+        list(stream(llm, asked, 1))
