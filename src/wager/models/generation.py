@@ -1,0 +1,73 @@
+"""The model's own defaults: which tokens end its answers, and how it is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from wager.errors import CorruptFile
+from wager.models.checkpoint import finite
+
+if TYPE_CHECKING:
+    from wager.models.tokenizer import Tokenizer
+
+# Files name one end token, models use several: the end of a turn, of a message, of a text.
+END_NAMES: Final = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>",
+    "<end_of_turn>", "<|end|>", "<|eot|>", "<|end_of_turn|>",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """``eos_ids`` ascending. Sampling defaults where the model states none: 1.0, 0 (all), 1.0.
+
+    ``do_sample: false``, stated, means temperature 0, as in transformers. Left out it means
+    nothing here (there it is false): chat models are published with settings and without the flag.
+    """
+
+    eos_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+def build(
+    source: str, ids: Sequence[int], sampling: Mapping[str, Any], tokenizer: Tokenizer
+) -> GenerationConfig:
+    """From stated end tokens and settings (keys of generation_config.json); checked.
+
+    Adds the special tokens of the tokenizer that end a turn, a message or a text by their name.
+    Raises CorruptFile.
+    """
+    ends = set(ids)
+    for token in ends:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise CorruptFile(f"{source}: end token {token} is not in the vocabulary")
+    for name in END_NAMES:
+        special = tokenizer.special_id(name)
+        if special is not None:
+            ends.add(special)
+    temperature = _number(source, sampling, "temperature", 1.0)
+    top_p = _number(source, sampling, "top_p", 1.0)
+    top_k = sampling.get("top_k")
+    if top_k is None:
+        top_k = 0
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or not -1 <= top_k < 1 << 31:
+        raise CorruptFile(f"{source}: top_k {top_k!r} is not a whole number of at least 0")
+    if temperature < 0 or not 0 < top_p <= 1:
+        raise CorruptFile(f"{source}: temperature {temperature} or top_p {top_p} is out of range")
+    if sampling.get("do_sample") is False:
+        temperature = 0.0
+    return GenerationConfig(tuple(sorted(ends)), temperature, max(top_k, 0), top_p)
+
+
+def _number(source: str, sampling: Mapping[str, Any], key: str, default: float) -> float:
+    value = sampling.get(key)
+    if value is None:
+        return default
+    number = finite(value)
+    if number is None:
+        raise CorruptFile(f"{source}: {key} {value!r} is not a number")
+    return number

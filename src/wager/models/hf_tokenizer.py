@@ -1,0 +1,94 @@
+"""The tokenizer of a directory in Hugging Face layout: ``tokenizer.json`` and what is beside it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+from wager.errors import CorruptFile, ModelError, UnsupportedModel
+from wager.models.chat import MAX_TEMPLATE, ChatTemplate
+from wager.models.safetensors_file import read_json
+from wager.models.tokenizer import Tokenizer
+
+MAX_TOKENIZER: Final = 1 << 27
+MAX_SETTINGS: Final = 1 << 24
+_ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+def from_directory(path: Path) -> Tokenizer:
+    """Raises ModelError, CorruptFile or UnsupportedModel."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        old = next((n for n in ("tokenizer.model", "vocab.json") if (path / n).is_file()), None)
+        if old is not None:
+            raise UnsupportedModel(
+                f"{path}: has {old} but no tokenizer.json; what works: tokenizer.json (write it "
+                "with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+            )
+        raise ModelError(f"{path}: has no tokenizer.json")
+    if file.stat().st_size > MAX_TOKENIZER:
+        raise CorruptFile(f"{file}: is larger than {MAX_TOKENIZER} bytes")
+    raw = file.read_bytes()
+    backend = parse(raw, file)
+    settings_file = path / "tokenizer_config.json"
+    settings = read_json(settings_file, MAX_SETTINGS) if settings_file.is_file() else {}
+    tokens = _role_tokens(settings)
+    template = _template(path, settings)
+    bos = tokens.get("bos_token")
+    return Tokenizer(
+        backend,
+        name=str(file),
+        digest=hashlib.sha256(raw).hexdigest(),
+        vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        bos_id=None if bos is None else backend.token_to_id(bos),
+        template=None if template is None else ChatTemplate(template, tokens, str(path)),
+    )
+
+
+def parse(raw: bytes, file: Path) -> Any:
+    """A ``tokenizers.Tokenizer`` from the text of a tokenizer.json."""
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(raw)
+    except BaseException as error:
+        # The library's panics derive from BaseException; a keyboard interrupt does too.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptFile(f"{file}: is no sound tokenizer.json: {reason}") from error
+    # Limits for the training of other models are not this program's.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _role_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """The texts of BOS, EOS, ...: stated as text, or as an object with ``content``."""
+    tokens = {}
+    for role in _ROLES:
+        value = settings.get(role)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[role] = value
+    return tokens
+
+
+def _template(path: Path, settings: dict[str, Any]) -> str | None:
+    """The chat template, from its own file or from the settings; of several, the default one."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        if file.stat().st_size > 4 * MAX_TEMPLATE:
+            raise CorruptFile(f"{file}: is larger than {4 * MAX_TEMPLATE} bytes")
+        try:
+            return file.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise CorruptFile(f"{file}: is not UTF-8") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {str(item.get("name")): item.get("template") for item in template
+                 if isinstance(item, dict)}  # fmt: skip
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,177 @@
+"""From a name to a model that runs: resolve, check, pack or map, hand to the op set."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from wager.config import ModelConfig
+from wager.errors import ConfigError, ModelError, UnsupportedModel
+from wager.models.catalogue import CATALOGUE
+from wager.models.checkpoint import MAX_CONTEXT, WHAT_WORKS, Checkpoint
+from wager.models.generation import GenerationConfig
+from wager.models.packed import PackedWeights, load_packed
+from wager.models.paths import models_dir
+from wager.models.rope import rope_table
+from wager.models.tokenizer import Tokenizer
+from wager.ops.base import F32, GROUP, Layer, LayerWeights, Matrix, OpSet
+from wager.types import WeightKind
+
+__all__ = ["GenerationConfig", "Model", "load_model", "open_checkpoint", "resolve"]
+
+
+@dataclass(slots=True)
+class Model:
+    """Everything the engine needs. ``head`` is ``embed`` when they are tied.
+
+    ``rope`` is float32 [max_context, D], cosines then sines. ``fingerprint`` is a sha256 over the
+    source files and the weight type: equal fingerprints mean equal packed weights.
+    """
+
+    name: str
+    path: Path
+    config: ModelConfig
+    ops: OpSet
+    embed: Matrix
+    layers: list[Layer]
+    final_norm: F32
+    head: Matrix
+    rope: F32
+    weights: WeightKind
+    packed_bytes: int
+    fingerprint: str
+    tokenizer: Tokenizer
+    generation: GenerationConfig
+
+
+def resolve(name_or_path: str) -> Path:
+    """The path of a pulled name, of a model directory, or of a GGUF file. Raises ModelError."""
+    entry = CATALOGUE.get(name_or_path)
+    if entry is not None:
+        pulled = models_dir() / entry.name / entry.filename
+        if pulled.is_file():
+            return pulled
+    path = Path(name_or_path).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
+        return path
+    if path.is_file():
+        raise UnsupportedModel(f"{path}: is neither a directory nor a .gguf file; {WHAT_WORKS}")
+    if entry is not None:
+        raise ModelError(f"{entry.name}: is not here yet; run: wager pull {entry.name}")
+    raise ModelError(
+        f"model: there is no file or directory {name_or_path!r}, and no model of that name to "
+        f"pull (there are: {', '.join(CATALOGUE)})"
+    )
+
+
+def open_checkpoint(name_or_path: str) -> Checkpoint:
+    """Check a model on disk without reading its weights."""
+    path = resolve(name_or_path)
+    name = name_or_path if name_or_path in CATALOGUE else path.resolve().stem
+    if path.is_dir():
+        from wager.models.hf_llama import open_directory
+
+        return open_directory(path, name)
+    from wager.models.gguf_llama import open_gguf
+
+    return open_gguf(path, name)
+
+
+def load_model(
+    name_or_path: str,
+    ops: OpSet,
+    weights: WeightKind | Literal["auto"] = "auto",
+    max_context: int | None = None,
+) -> Model:
+    """Load a model over an op set.
+
+    ``weights`` auto keeps the precision class of the file: int8 for files of 8 bits and fewer, f32
+    otherwise. ``max_context`` shortens the context (tokens), never lengthens it. Raises ModelError
+    (CorruptFile, UnsupportedModel) and ConfigError.
+    """
+    checkpoint = open_checkpoint(name_or_path)
+    config = _with_context(checkpoint, max_context)
+    kind = _weight_kind(checkpoint, weights)
+    tokenizer = checkpoint.tokenizer()
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"{checkpoint.path}: the tokenizer knows {tokenizer.vocab_size} tokens, the embedding "
+            f"has {config.vocab_size} rows: it is another model's tokenizer"
+        )
+    generation = checkpoint.generation(tokenizer)
+    packed = load_packed(checkpoint, ops, kind)
+    embed = packed.matrix("embed", ops)
+    model = Model(
+        name=checkpoint.name,
+        path=checkpoint.path,
+        config=config,
+        ops=ops,
+        embed=embed,
+        layers=[_layer(packed, ops, config, index) for index in range(config.num_layers)],
+        final_norm=packed.vector("norm"),
+        head=embed if config.tied_head else packed.matrix("head", ops),
+        rope=rope_table(config, config.max_context),
+        weights=kind,
+        packed_bytes=packed.nbytes,
+        fingerprint=hashlib.sha256(f"{checkpoint.fingerprint} {kind}".encode()).hexdigest(),
+        tokenizer=tokenizer,
+        generation=generation,
+    )
+    _trim_heap()
+    return model
+
+
+def _layer(packed: PackedWeights, ops: OpSet, config: ModelConfig, index: int) -> Layer:
+    weights = LayerWeights(
+        attn_norm=packed.vector(f"{index}.attn_norm"),
+        qkv=packed.matrix(f"{index}.qkv", ops),
+        out=packed.matrix(f"{index}.out", ops),
+        mlp_norm=packed.vector(f"{index}.mlp_norm"),
+        gate_up=packed.matrix(f"{index}.gate_up", ops),
+        down=packed.matrix(f"{index}.down", ops),
+    )
+    return ops.layer(config, weights)
+
+
+def _with_context(checkpoint: Checkpoint, max_context: int | None) -> ModelConfig:
+    config = checkpoint.config
+    if max_context is not None:
+        if not 1 <= max_context <= config.max_context:
+            raise ConfigError(
+                f"max_model_len: must be from 1 to {config.max_context}, which the model was made "
+                f"for; got {max_context}"
+            )
+        config = replace(config, max_context=max_context)
+    if config.max_context > MAX_CONTEXT:
+        raise UnsupportedModel(
+            f"{checkpoint.path}: a context of {config.max_context} tokens; {MAX_CONTEXT} is the "
+            "limit"
+        )
+    return config
+
+
+def _weight_kind(checkpoint: Checkpoint, weights: WeightKind | Literal["auto"]) -> WeightKind:
+    config = checkpoint.config
+    widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+    uneven = next((width for width in widths if width % GROUP), None)
+    if weights == "auto":
+        return "int8" if checkpoint.quantised and uneven is None else "f32"
+    if weights == "int8" and uneven is not None:
+        raise ConfigError(
+            f"weights: int8 needs widths that are multiples of {GROUP}, and {checkpoint.path} has "
+            f"{uneven}; use f32"
+        )
+    return weights
+
+
+def _trim_heap() -> None:
+    """Give back what parsing left free: glibc keeps it, as much as the tokenizer itself takes."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+        except (AttributeError, OSError):
+            return

@@ -1,0 +1,206 @@
+"""The header of a safetensors file and the index of a sharded model, parsed strictly.
+
+Format: https://github.com/huggingface/safetensors#format. Nothing is believed before it was
+checked against the size of the file; the data must be covered by the tensors without a gap or an
+overlap, as the format demands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from wager.errors import CorruptFile, ModelError, UnsupportedModel
+
+MAX_HEADER: Final = 1 << 24
+MAX_INDEX: Final = 1 << 24
+MAX_TENSORS: Final = 1 << 17
+MAX_DIMENSIONS: Final = 8
+MAX_ELEMENTS: Final = 1 << 40
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+
+WIDTHS: Final = {"F32": 4, "F16": 2, "BF16": 2}
+_OTHER_TYPES: Final = frozenset(
+    {"BOOL", "U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0", "I16", "U16",
+     "I32", "U32", "F64", "I64", "U64", "C64"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor in a file; ``offset`` is absolute, in bytes."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+def read_directory(directory: Path) -> tuple[dict[str, TensorInfo], str]:
+    """Every tensor of a model directory, and a sha256 over its files' names, sizes, times, headers.
+
+    Raises ModelError, CorruptFile or UnsupportedModel.
+    """
+    digest = hashlib.sha256()
+    if (directory / SINGLE).exists():
+        return read_safetensors(directory / SINGLE, digest), digest.hexdigest()
+    if not (directory / INDEX).exists():
+        pickled = next(directory.glob("*.bin"), None) or next(directory.glob("*.pt*"), None)
+        hint = f" ({pickled.name} is a pickle, which is never read)" if pickled else ""
+        raise ModelError(f"{directory}: holds neither {SINGLE} nor {INDEX}{hint}")
+    place = read_index(directory / INDEX)
+    tensors: dict[str, TensorInfo] = {}
+    for name in sorted(set(place.values())):
+        for tensor, info in read_safetensors(directory / name, digest).items():
+            if place.get(tensor) != name:
+                raise CorruptFile(f"{directory / name}: tensor {tensor} is not in {INDEX} so")
+            tensors[tensor] = info
+    missing = next((tensor for tensor in place if tensor not in tensors), None)
+    if missing is not None:
+        raise CorruptFile(f"{directory / place[missing]}: tensor {missing} is missing")
+    return tensors, digest.hexdigest()
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor of a sharded model: plain names in the same directory."""
+    index = read_json(path, MAX_INDEX)
+    place = index.get("weight_map")
+    if not isinstance(place, dict) or not place:
+        raise CorruptFile(f"{path}: has no weight_map")
+    for tensor, name in place.items():
+        plain = isinstance(name, str) and name.endswith(".safetensors") and "\0" not in name
+        if not plain or "/" in name or "\\" in name or name.startswith("."):
+            raise CorruptFile(f"{path}: tensor {tensor} lies in {name!r}, which is no plain name")
+        if not (path.parent / name).is_file():
+            raise ModelError(f"{path.parent / name}: is missing; {INDEX} names it")
+    return place
+
+
+def read_json(path: Path, limit: int) -> dict[str, Any]:
+    """A JSON object of at most ``limit`` bytes. Raises ModelError or CorruptFile."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(raw) > limit:
+        raise CorruptFile(f"{path}: is larger than {limit} bytes")
+    return _parse_json(raw, path)
+
+
+def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+    # RecursionError: nested too deep; ValueError also covers numbers that are too long.
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if isinstance(error, ValueError) else "too deep"
+        raise CorruptFile(f"{path}: is not sound JSON: {reason}") from error
+    if not isinstance(value, dict):
+        raise CorruptFile(f"{path}: is not a JSON object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key appears twice")
+    return result
+
+
+def read_safetensors(path: Path, digest: Any) -> dict[str, TensorInfo]:
+    """The tensors of one file; ``digest`` is updated with its name, size, time and header."""
+    try:
+        status = path.stat()
+        with path.open("rb") as file:
+            tensors, header = parse_safetensors(file, status.st_size, path)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode() + header)
+    return tensors
+
+
+def parse_safetensors(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, TensorInfo], bytes]:
+    """The tensors of an open file of ``size`` bytes at its beginning, and its header."""
+    prefix = file.read(8)
+    if size < 8 or len(prefix) < 8:
+        raise CorruptFile(f"{path}: damaged or truncated: shorter than the 8 bytes of its length")
+    (length,) = struct.unpack("<Q", prefix)
+    if length > size - 8:
+        raise CorruptFile(
+            f"{path}: damaged or truncated: the header claims {length} bytes, {size - 8} follow"
+        )
+    if length > MAX_HEADER:
+        raise CorruptFile(f"{path}: the header claims {length} bytes; {MAX_HEADER} is the limit")
+    raw = file.read(length)
+    if len(raw) < length:
+        raise CorruptFile(f"{path}: damaged or truncated: ends inside the header")
+    header = _parse_json(raw, path)
+    _check_metadata(path, header.pop("__metadata__", {}))
+    if len(header) > MAX_TENSORS:
+        raise CorruptFile(f"{path}: has {len(header)} tensors; {MAX_TENSORS} is the limit")
+    ranges = {name: _entry(path, name, entry) for name, entry in header.items()}
+    _check_cover(path, ranges, size - 8 - length)
+    return {name: TensorInfo(path, dtype, shape, 8 + length + begin)
+            for name, (dtype, shape, begin, _) in ranges.items()}, raw  # fmt: skip
+
+
+def _check_metadata(path: Path, metadata: Any) -> None:
+    sound = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    if not sound:
+        raise CorruptFile(f"{path}: __metadata__ does not map text to text")
+
+
+def _natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """(dtype, shape, begin, end) of one header entry, begin and end within the data."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CorruptFile(f"{path}: tensor {name!r} is not described by dtype, shape, data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in WIDTHS:
+        if isinstance(dtype, str) and dtype in _OTHER_TYPES:
+            raise UnsupportedModel(
+                f"{path}: tensor {name!r} is stored as {dtype}; what works: {', '.join(WIDTHS)}"
+            )
+        raise CorruptFile(f"{path}: tensor {name!r} has the unknown dtype {str(dtype)[:40]!r}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_natural, shape)):
+        raise CorruptFile(f"{path}: tensor {name!r} has no sound shape")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
+        raise CorruptFile(f"{path}: tensor {name!r} has no sound data_offsets")
+    elements = 1
+    for item in shape:
+        elements *= item
+    if elements > MAX_ELEMENTS:
+        raise CorruptFile(f"{path}: tensor {name!r} has {elements} elements")
+    begin, end = offsets
+    if end - begin != elements * WIDTHS[dtype]:
+        raise CorruptFile(
+            f"{path}: tensor {name!r} takes {elements * WIDTHS[dtype]} bytes, "
+            f"its data_offsets hold {end - begin}"
+        )
+    return dtype, tuple(shape), begin, end
+
+
+def _check_cover(
+    path: Path, ranges: Mapping[str, tuple[str, tuple[int, ...], int, int]], size: int
+) -> None:
+    """The tensors cover the data from its first byte to its last, once."""
+    end = 0
+    for name, (_, _, begin, stop) in sorted(ranges.items(), key=lambda item: item[1][2:]):
+        if begin != end:
+            raise CorruptFile(
+                f"{path}: tensor {name!r} begins at byte {begin} of the data, not at {end}"
+            )
+        end = stop
+    if end != size:
+        raise CorruptFile(
+            f"{path}: damaged or truncated: the tensors take {end} bytes, the file holds {size}"
+        )
