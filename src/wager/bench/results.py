@@ -18,6 +18,7 @@ from wager.bench.measure import PLAIN, Arm, Measurement
 from wager.bench.prompts import Prompt
 from wager.bench.statistics import Ratio, Verdict, median, paired_ratio, pool, verdict
 from wager.errors import ConfigError
+from wager.models.paths import replacing
 
 SCHEMA: Final = 1
 STEP_ROWS: Final = (1, 2, 3, 5, 9, 17, 32)
@@ -228,11 +229,9 @@ def check_writable(path: Path) -> None:
 
 def write(report: Report, path: Path) -> None:
     """Write the contract in one go: the old file or the new one is there, never half of one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    text = report.to_json()
     try:
-        part.write_text(report.to_json(), encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as file:
+            file.write(text.encode("utf-8"))
     except OSError as error:
         raise ConfigError(f"json: cannot write {path}: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)

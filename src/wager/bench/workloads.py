@@ -27,7 +27,7 @@ _WORDS: Final = (
 
 
 def _copy(rng: Random, _: int) -> Drawn:
-    passage = f"{prose.paragraph(rng, 7)}\n\n{snippets.function(rng).source.rstrip()}"
+    passage = f"{prose.paragraph(rng, 10)}\n\n{snippets.function(rng).source.rstrip()}"
     content = (
         "Copy the text between the lines exactly, twice, without any change.\n"
         f"-----\n{passage}\n-----\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _ACCEPTED: Final = "\x1b[36m"
 _PLAIN: Final = "\x1b[39m"
+_UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def wants_color(out: TextIO, no_color: bool) -> bool:
@@ -26,11 +28,12 @@ def wants_color(out: TextIO, no_color: bool) -> bool:
 
 
 def printable(text: str) -> str:
-    """Without control characters, which a model could use to rewrite the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-                   for c in text)  # fmt: skip
+    """Without the characters that could rewrite a terminal or turn text round.
+
+    These are the control characters but for line feed and tab, and the overrides and isolates of
+    writing direction; each becomes U+FFFD, so that the length stays.
+    """
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Painter:
