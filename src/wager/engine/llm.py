@@ -17,7 +17,7 @@ import numpy as np
 
 from wager.config import EngineConfig, SamplingParams, SpeculationConfig
 from wager.engine.engine import Engine
-from wager.engine.memory import choose_blocks, choose_context
+from wager.engine.memory import choose_blocks
 from wager.errors import ConfigError, RequestError, WagerError
 from wager.models.load import Model, load_model
 from wager.models.paths import cache_dir
@@ -50,8 +50,10 @@ class LLM:
         parsed = SpeculationConfig.parse(speculation)
         ops = choose(self.config.ops, self.config.threads)
         try:
-            self.model: Model = load_model(model, ops, self.config.weights)
-            max_model_len = choose_context(self.model, self.config)
+            self.model: Model = load_model(
+                model, ops, self.config.weights, self.config.max_model_len
+            )
+            max_model_len = self.model.config.max_context
             blocks = choose_blocks(self.model, self.config, max_model_len)
             self.engine = Engine(
                 self.model, self.config, parsed, blocks=blocks, max_model_len=max_model_len

@@ -1,4 +1,4 @@
-"""How many KV blocks, and how long a context: settled once, at start, against real memory."""
+"""How many KV blocks: settled once, at start, against real memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,6 @@ def kv_kind(model: Model, config: EngineConfig) -> KvKind:
     if config.kv != "auto":
         return config.kv
     return "f32" if model.weights == "f32" else "f16"
-
-
-def choose_context(model: Model, config: EngineConfig) -> int:
-    """The longest sequence, in tokens: what was asked for, else what the model was made for."""
-    longest = model.config.max_context
-    if config.max_model_len is None:
-        return longest
-    if config.max_model_len > longest:
-        raise ConfigError(
-            f"max_model_len: {config.max_model_len} is longer than the "
-            f"{longest} tokens that the model was made for"
-        )
-    return config.max_model_len
 
 
 def block_bytes(model: Model, config: EngineConfig) -> int:
