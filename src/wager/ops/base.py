@@ -13,7 +13,7 @@ place for one token's keys and values: block id * BLOCK + offset.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -62,6 +62,9 @@ class RaggedBatch:
     row_starts   int32 [R + 1]  request r owns rows row_starts[r] to row_starts[r + 1]
     block_tables int32 [R, B]   KV block ids by logical block; unused entries are -1
     logit_rows   int32 [L]      rows whose logits are wanted, ascending
+
+    The arrays must not change once a block has seen the batch: ``handle`` is the op set's checked
+    copy of them.
     """
 
     tokens: I32
@@ -69,6 +72,7 @@ class RaggedBatch:
     row_starts: I32
     block_tables: I32
     logit_rows: I32
+    handle: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -76,7 +80,8 @@ class KvPool:
     """Keys and values of all layers: arrays [layers, blocks, kv_heads, ...] of one KV type.
 
     The layout within a block is the op set's own. ``bytes_per_block`` counts keys and values of all
-    layers. Memory is only touched as blocks are used.
+    layers. Memory is only touched as blocks are used. What a slot held before it was written never
+    reaches a result.
     """
 
     kind: KvKind
@@ -118,7 +123,10 @@ class OpSet(Protocol):
         ...
 
     def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> Matrix:
-        """A handle over packed bytes (kept alive by the handle; may be a read-only memory map)."""
+        """A handle over packed bytes (kept alive by the handle; may be a read-only memory map).
+
+        Bytes that start on a multiple of 64 are read faster.
+        """
         ...
 
     def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer: ...
@@ -152,6 +160,20 @@ class OpSet(Protocol):
 
     def mlp(self, layer: Layer, x: F32) -> None:
         """x += down(silu(gate(norm(x))) * up(norm(x))); in place."""
+        ...
+
+    def run_layers(
+        self,
+        layers: Sequence[Layer],
+        first: int,
+        x: F32,
+        batch: RaggedBatch,
+        rope: F32,
+        pool: KvPool,
+    ) -> None:
+        """attn_in, attention, attn_out and mlp of consecutive layers, the first of which is layer
+        ``first`` of the pool; in place. The same bits as block by block, in one call.
+        """
         ...
 
     def logits(self, norm: F32, eps: float, head: Matrix, x: F32, rows: I32) -> F32:

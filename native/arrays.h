@@ -1,0 +1,33 @@
+// numpy arrays at the boundary: checked views in, new arrays out.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <new>
+
+#include "ops.h"
+
+namespace wager {
+
+namespace nb = nanobind;
+
+template <class T, int Dims>
+using View = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+using Floats1 = View<const float, 1>;
+using Floats2 = View<const float, 2>;
+using Ints1 = View<const int32_t, 1>;
+using Ints2 = View<const int32_t, 2>;
+using MutableFloats2 = View<float, 2>;
+using NewArray = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+// A new [rows, columns] array, not initialised, aligned to a cache line.
+inline NewArray new_array(int64_t rows, int64_t columns) {
+    constexpr std::align_val_t line{64};
+    auto* data = static_cast<float*>(::operator new(size_t(rows * columns) * 4 + 64, line));
+    nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, std::align_val_t{64}); });
+    return NewArray(data, {size_t(rows), size_t(columns)}, owner);
+}
+
+}  // namespace wager

@@ -1,0 +1,78 @@
+#include "isa_choice.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "pack.h"
+
+namespace wager {
+namespace {
+
+bool machine_has(const char* name) {
+#if defined(__x86_64__) || defined(__i386__)
+    if (!std::strcmp(name, "avx2"))
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("f16c");
+    if (!std::strcmp(name, "avx512"))
+        return machine_has("avx2") && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#endif
+    return !std::strcmp(name, "scalar");
+}
+
+// A number in [-1, 1) that looks random; the same everywhere.
+float sample(uint32_t i) {
+    i = i * 2654435761u + 12345u;
+    i ^= i >> 15;
+    i *= 2246822519u;
+    i ^= i >> 13;
+    return float(int32_t(i)) * 0x1p-31f;
+}
+
+// A small product of the given kind, norm and activation included.
+std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
+    constexpr int64_t n = 24, k = 96, rows = 3;
+    std::vector<float> weight(n * k), x(rows * k), ones(k, 1.0f), out(rows * n);
+    for (size_t i = 0; i < weight.size(); ++i) weight[i] = sample(uint32_t(i));
+    std::vector<uint8_t> packed(size_t(2 * panel_bytes(k, kind)));
+    pack_rows(packed.data(), weight.data(), 0, n, n, k, kind);
+    const bool f32 = kind == WeightKind::f32;
+    const int64_t words = f32 ? k : k / GROUP * kernels.int8_words_per_group;
+    std::vector<uint32_t> tile(size_t(words * rows));
+    for (int64_t row = 0; row < rows; ++row) {
+        float* at = x.data() + row * k;
+        for (int64_t i = 0; i < k; ++i) at[i] = sample(uint32_t(100000 + row * k + i)) * 8.0f;
+        kernels.rms_norm(at, ones.data(), 1e-5f, at, k);
+        kernels.silu_mul(at, at, at, k);
+        (f32 ? kernels.pack_f32 : kernels.pack_int8)(at, k, tile.data(), row, rows);
+    }
+    const ProductJob job{packed.data(), n, k, {tile.data(), rows, words, 1}, out.data(), n, false,
+                         0, 2, 0, 1};
+    (f32 ? kernels.product_f32 : kernels.product_int8)(job);
+    return out;
+}
+
+}  // namespace
+
+bool kernels_agree(const Kernels& kernels) {
+    for (const WeightKind kind : {WeightKind::f32, WeightKind::int8}) {
+        const std::vector<float> got = probe(kernels, kind), want = probe(*scalar_kernels(), kind);
+        if (std::memcmp(got.data(), want.data(), got.size() * sizeof(float))) return false;
+    }
+    const uint32_t counter[4] = {1, 2, 3, 4}, key[2] = {5, 6};
+    uint32_t got[4], want[4];
+    kernels.philox(counter, key, got);
+    scalar_kernels()->philox(counter, key, want);
+    return !std::memcmp(got, want, sizeof got);
+}
+
+std::vector<const Kernels*> usable_kernels() {
+    std::vector<const Kernels*> usable;
+    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels(), scalar_kernels()})
+        if (kernels && machine_has(kernels->name)) usable.push_back(kernels);
+    return usable;
+}
+
+}  // namespace wager

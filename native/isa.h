@@ -1,0 +1,119 @@
+// The seam between the threaded blocks (ops.cpp) and the kernels, which exist once per instruction
+// set. Plain data only: the kernel translation units are compiled with different flags, so they must
+// not share inline library code with the rest (the linker would keep one copy, for all).
+#pragma once
+
+#include <cstdint>
+
+namespace wager {
+
+constexpr int LANES = 16;       // output columns of a panel; positions of a KV block
+constexpr int GROUP = 32;       // weights along K that share an int8 scale
+constexpr int CHUNK = 128;      // positions of one attention chunk
+constexpr int KV_BLOCK = 16;    // positions of one KV block
+constexpr int MAX_HEAD_DIM = 512;
+
+// How a packed matrix is stored. Panels of 16 output columns, each contiguous:
+//   f32   [K][16] floats
+//   int8  per pair of groups: 2 x 16 half-precision scales, then per group [8][16][4] bytes of
+//         weight + 128: four consecutive k of one column fill a 32-bit lane. An odd last group has
+//         the scale line of a pair and its own 512 bytes.
+enum class WeightKind : int { f32 = 0, int8 = 1 };
+enum class KvKind : int { f32 = 0, f16 = 1 };
+
+constexpr int64_t PAIR_BYTES = 64 + 2 * GROUP * LANES;
+
+inline int64_t panel_bytes(int64_t k, WeightKind kind) {
+    if (kind == WeightKind::f32) return k * LANES * 4;
+    const int64_t groups = k / GROUP;
+    return groups / 2 * PAIR_BYTES + groups % 2 * (64 + GROUP * LANES);
+}
+
+// Rows of activations, split evenly into tiles of at most `max_rows` rows; K-major inside a tile, so
+// that one pointer serves all rows. `words` 32-bit words per row.
+struct Tiles {
+    const uint32_t* data;
+    int64_t rows;
+    int64_t words;
+    int64_t count;
+    int64_t begin(int64_t tile) const { return tile * rows / count; }
+};
+
+// One job of a product: `panels` of the matrix times `tiles` of the rows.
+struct ProductJob {
+    const uint8_t* weights;
+    int64_t n, k;
+    Tiles x;
+    float* out;          // [rows][stride]
+    int64_t stride;
+    bool add;            // out += instead of out =
+    int64_t panel_begin, panel_end, tile_begin, tile_end;
+};
+
+// Attention of the rows [row_begin, row_end) of one request, for one kv head, over one chunk.
+struct AttendJob {
+    const float* q;              // row 0 of the request, first head of the group
+    int64_t q_stride;            // floats between rows
+    const int32_t* positions;    // of the request's rows
+    int64_t row_begin, row_end;
+    int64_t group;               // query heads per kv head
+    int64_t dim;
+    float scale;
+    const uint8_t* keys;         // block 0 of this layer and kv head
+    const uint8_t* values;
+    int64_t block_bytes;         // between blocks
+    const int32_t* table;
+    int64_t chunk;
+    float* partial;              // [pairs][dim + 2]: maximum, sum, weighted values
+};
+
+struct Philox {
+    uint32_t key[2];
+    uint32_t position, choice, purpose;
+};
+
+struct Top {
+    float value;
+    int32_t id;          // lowest id among equals; -1 where every value is -inf
+    bool bad;            // NaN or +inf was met
+};
+
+struct Kernels {
+    const char* name;
+    int max_rows_f32, max_rows_int8;
+    int64_t int8_words_per_group;    // 32-bit words of one row's activation group
+
+    void (*rms_norm)(const float* x, const float* weight, float eps, float* out, int64_t n);
+    void (*pack_f32)(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows);
+    void (*pack_int8)(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows);
+    void (*product_f32)(const ProductJob& job);
+    void (*product_int8)(const ProductJob& job);
+    void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
+    // x[i], x[i + half] rotated by the angles whose cosines and sines are given.
+    void (*rotate)(const float* x, const float* cosine, const float* sine, float* out, int64_t half);
+    void (*to_half)(const float* x, uint16_t* out, int64_t n);
+    void (*attend_f32)(const AttendJob& job);
+    void (*attend_f16)(const AttendJob& job);
+    // state := state merged with partial, both [dim + 2]; in position order.
+    void (*merge)(float* state, const float* partial, int64_t dim);
+    void (*finish)(const float* state, float* out, int64_t dim);
+
+    // Per block of 64 logits the maximum; returns the arg-max.
+    Top (*block_max)(const float* logits, int64_t n, float* maxima);
+    // Copies the values >= bound of one row to out (room for n + 16); returns how many.
+    int64_t (*at_least)(const float* logits, int64_t n, float bound, float* out);
+    // Sum of exp((l - top) * inverse) over the logits >= bound.
+    double (*exp_sum)(const float* logits, int64_t n, float top, float inverse, float bound);
+    void (*exp_values)(const float* logits, int64_t n, float top, float inverse, float* out);
+    // Arg-max of (l - top) * inverse + Gumbel noise over the logits >= bound; `maxima` null: no
+    // pruning.
+    int32_t (*gumbel_max)(const float* logits, int64_t n, float top, int32_t top_id, float inverse,
+                          float bound, const float* maxima, const Philox& noise);
+    void (*philox)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+};
+
+const Kernels* scalar_kernels();
+const Kernels* avx2_kernels();      // null where not compiled for this architecture
+const Kernels* avx512_kernels();
+
+}  // namespace wager

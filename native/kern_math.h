@@ -1,0 +1,179 @@
+// Elementary functions and row-wise kernels over sixteen lanes. Each is one fixed sequence of
+// correctly rounded operations, so every instruction set gives the same bits.
+#pragma once
+
+#include "isa.h"
+
+namespace wager::WAGER_ISA {
+
+inline V load_part(const float* p, int64_t n) {
+    float buffer[LANES] = {};
+    std::memcpy(buffer, p, size_t(n) * 4);
+    return load(buffer);
+}
+inline void store_part(float* p, V x, int64_t n) {
+    float buffer[LANES];
+    store(buffer, x);
+    std::memcpy(p, buffer, size_t(n) * 4);
+}
+
+// Folds the lanes in halves: the same tree everywhere.
+inline float sum_lanes(V x) {
+    float v[LANES];
+    store(v, x);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; ++i) v[i] += v[i + width];
+    return v[0];
+}
+inline float max_lanes(V x) {
+    float v[LANES];
+    store(v, x);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; ++i) v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
+    return v[0];
+}
+
+// exp(x) with a relative error of about 1e-7; 0 below -87, and x is taken as 88 above that.
+// Range reduction by Cody and Waite, polynomial of the Cephes library.
+inline V exp(V x) {
+    const V y = min(x, set1(88.0f));
+    const V n = round(mul(y, set1(1.44269504088896341f)));
+    V r = fma(n, set1(-0.693359375f), y);
+    r = fma(n, set1(2.12194440e-4f), r);
+    V p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, set1(1.0f)));
+    const V result = as_float(add(as_int(p), shift_left<23>(to_int(n))));
+    return select(less(x, set1(-87.0f)), set1(0.0f), result);
+}
+inline float exp1(float x) {
+    float v[LANES];
+    store(v, exp(set1(x)));
+    return v[0];
+}
+
+// log(2^e * (1 + f)) for 1 + f between sqrt(1/2) and sqrt(2); polynomial of the Cephes library.
+inline V log_reduced(V f, V e) {
+    const V z = mul(f, f);
+    V p = set1(7.0376836292e-2f);
+    p = fma(p, f, set1(-1.1514610310e-1f));
+    p = fma(p, f, set1(1.1676998740e-1f));
+    p = fma(p, f, set1(-1.2420140846e-1f));
+    p = fma(p, f, set1(1.4249322787e-1f));
+    p = fma(p, f, set1(-1.6668057665e-1f));
+    p = fma(p, f, set1(2.0000714765e-1f));
+    p = fma(p, f, set1(-2.4999993993e-1f));
+    p = fma(p, f, set1(3.3333331174e-1f));
+    p = mul(mul(p, f), z);
+    p = fma(e, set1(-2.12194440e-4f), p);
+    p = fma(set1(-0.5f), z, p);
+    return fma(e, set1(0.693359375f), add(f, p));
+}
+
+// x, positive and normal, as 2^e * m with m in [sqrt(1/2), sqrt(2)).
+inline V mantissa(V x, V& e) {
+    const I raw = as_int(x);
+    V m = as_float(bit_or(bit_and(raw, set1_int(0x007fffff)), set1_int(0x3f000000)));
+    e = to_float(sub(shift_right<23>(raw), set1_int(126)));
+    const M low = less(m, set1(0.707106781186547524f));
+    e = select(low, sub(e, set1(1.0f)), e);
+    return select(low, add(m, m), m);
+}
+inline V log(V x) {
+    V e;
+    const V m = mantissa(x, e);
+    return log_reduced(sub(m, set1(1.0f)), e);
+}
+
+inline void rms_norm(const float* x, const float* weight, float eps, float* out, int64_t n) {
+    V sum = set1(0.0f);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const V v = load(x + i);
+        sum = fma(v, v, sum);
+    }
+    if (i < n) {
+        const V v = load_part(x + i, n - i);
+        sum = fma(v, v, sum);
+    }
+    const V scale = set1(1.0f / __builtin_sqrtf(sum_lanes(sum) / float(n) + eps));
+    for (i = 0; i + LANES <= n; i += LANES)
+        store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+    if (i < n)
+        store_part(out + i, mul(mul(load_part(x + i, n - i), scale), load_part(weight + i, n - i)),
+                   n - i);
+}
+
+inline V silu_mul(V gate, V up) {
+    const V one = set1(1.0f);
+    return mul(div(gate, add(one, exp(sub(set1(0.0f), gate)))), up);
+}
+inline void silu_mul(const float* gate, const float* up, float* out, int64_t n) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(out + i, silu_mul(load(gate + i), load(up + i)));
+    if (i < n)
+        store_part(out + i, silu_mul(load_part(gate + i, n - i), load_part(up + i, n - i)), n - i);
+}
+
+inline void rotate(const float* x, const float* cosine, const float* sine, float* out,
+                   int64_t half) {
+    for (int64_t i = 0; i < half; i += LANES) {
+        const int64_t n = half - i < LANES ? half - i : LANES;
+        const V a = load_part(x + i, n), b = load_part(x + half + i, n);
+        const V c = load_part(cosine + i, n), s = load_part(sine + i, n);
+        const V minus_b = sub(set1(0.0f), b);
+        store_part(out + i, fma(a, c, mul(minus_b, s)), n);
+        store_part(out + half + i, fma(b, c, mul(a, s)), n);
+    }
+}
+
+inline void to_half(const float* x, uint16_t* out, int64_t n) {
+    uint16_t buffer[LANES];
+    for (int64_t i = 0; i < n; i += LANES) {
+        const int64_t part = n - i < LANES ? n - i : LANES;
+        store_half(buffer, load_part(x + i, part));
+        std::memcpy(out + i, buffer, size_t(part) * 2);
+    }
+}
+
+inline void pack_f32(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows) {
+    if (rows == 1) {
+        std::memcpy(tile, x, size_t(k) * 4);
+        return;
+    }
+    for (int64_t i = 0; i < k; ++i) std::memcpy(tile + i * rows + row, x + i, 4);
+}
+
+// Symmetric 8-bit activations, one scale per row and group of 32. Per group the tile holds the
+// scales of all rows, their sums of -128 * q, then the quads.
+inline void pack_int8(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows) {
+    const int64_t words = 2 + 8 * QUAD_WORDS;
+    for (int64_t group = 0; group < k / GROUP; ++group, x += GROUP, tile += words * rows) {
+        const V a = load(x), b = load(x + LANES);
+        const float largest = max_lanes(max(abs(a), abs(b)));
+        // Below this the scale would leave the normal range; such a group is zero to any purpose.
+        const float scale = largest > 1e-30f ? largest / 127.0f : 0.0f;
+        const V inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+        int32_t wide[GROUP];
+        store_int(wide, to_int(mul(a, inverse)));
+        store_int(wide + LANES, to_int(mul(b, inverse)));
+        int8_t q[GROUP];
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP; ++i) {
+            q[i] = int8_t(wide[i] < -127 ? -127 : wide[i] > 127 ? 127 : wide[i]);
+            sum += q[i];
+        }
+        std::memcpy(tile + row, &scale, 4);
+        const int32_t start = -128 * sum;
+        std::memcpy(tile + rows + row, &start, 4);
+        uint32_t* quads = tile + 2 * rows + row;
+        for (int quad = 0; quad < 8; ++quad, quads += QUAD_WORDS * rows)
+            pack_quad(q + quad * 4, quads, rows);
+    }
+}
+
+}  // namespace wager::WAGER_ISA

@@ -1,0 +1,152 @@
+// Packed weights times tiles of rows. Lanes run over output columns, rows are broadcast, and each
+// sum runs over K in one order, whatever the number of rows: a tile only decides how many rows share
+// a load of the weights.
+#pragma once
+
+#include "isa.h"
+
+namespace wager::WAGER_ISA {
+
+// Lines of the coming weights that one tile fetches ahead, per unit of K.
+struct Ahead {
+    const char* next;
+    int64_t lines;
+    void fetch() {
+        for (int64_t i = 0; i < lines; ++i, next += 64) prefetch(next);
+    }
+};
+
+template <int R> inline void load_sums(V (&sum)[R], const float* sums, bool first) {
+    for (int r = 0; r < R; ++r) sum[r] = first ? set1(0.0f) : load(sums + r * LANES);
+}
+template <int R> inline void store_sums(const V (&sum)[R], float* sums) {
+    for (int r = 0; r < R; ++r) store(sums + r * LANES, sum[r]);
+}
+
+struct FloatWeights {
+    static constexpr int64_t UNIT = 8;             // k per unit
+    static constexpr int64_t UNIT_BYTES = UNIT * LANES * 4;
+    static constexpr int64_t SLICE = 256;          // k that stay in the first cache
+    static constexpr int MAX_ROWS = MAX_ROWS_F32;
+    static constexpr WeightKind KIND = WeightKind::f32;
+    static int64_t words(int64_t k) { return k; }
+
+    template <int R>
+    static void tile(const uint8_t* weights, const uint32_t* words, float* sums, int64_t k,
+                     bool first, Ahead ahead) {
+        const float* w = reinterpret_cast<const float*>(weights);
+        const float* x = reinterpret_cast<const float*>(words);
+        V sum[R];
+        load_sums(sum, sums, first);
+        int64_t i = 0;
+        for (; i + UNIT <= k; i += UNIT) {
+            ahead.fetch();
+            for (int j = 0; j < UNIT; ++j, w += LANES, x += R) {
+                const V column = load(w);
+                for (int r = 0; r < R; ++r) sum[r] = fma(set1(x[r]), column, sum[r]);
+            }
+        }
+        for (; i < k; ++i, w += LANES, x += R) {
+            const V column = load(w);
+            for (int r = 0; r < R; ++r) sum[r] = fma(set1(x[r]), column, sum[r]);
+        }
+        store_sums(sum, sums);
+    }
+};
+
+struct Int8Weights {
+    static constexpr int64_t UNIT = 2 * GROUP;
+    static constexpr int64_t UNIT_BYTES = PAIR_BYTES;
+    static constexpr int64_t SLICE = 1024;
+    static constexpr int MAX_ROWS = MAX_ROWS_INT8;
+    static constexpr WeightKind KIND = WeightKind::int8;
+    static constexpr int64_t GROUP_WORDS = 2 + 8 * QUAD_WORDS;
+    static int64_t words(int64_t k) { return k / GROUP * GROUP_WORDS; }
+
+    template <int R>
+    static inline void group(const uint8_t* w, const uint16_t* scales, const uint32_t* x,
+                             V (&sum)[R]) {
+        const V weight_scale = load(scales);
+        const float* row_scale = reinterpret_cast<const float*>(x);
+        const int32_t* start = reinterpret_cast<const int32_t*>(x + R);
+        group_dots<R>(w, x + 2 * R, start, [&](int r, I dot) {
+            sum[r] = fma(to_float(dot), mul(weight_scale, set1(row_scale[r])), sum[r]);
+        });
+    }
+
+    template <int R>
+    static void tile(const uint8_t* w, const uint32_t* x, float* sums, int64_t k, bool first,
+                     Ahead ahead) {
+        V sum[R];
+        load_sums(sum, sums, first);
+        int64_t i = 0;
+        for (; i + UNIT <= k; i += UNIT, w += PAIR_BYTES, x += 2 * GROUP_WORDS * R) {
+            ahead.fetch();
+            const uint16_t* scales = reinterpret_cast<const uint16_t*>(w);
+            group<R>(w + 64, scales, x, sum);
+            group<R>(w + 64 + GROUP * LANES, scales + LANES, x + GROUP_WORDS * R, sum);
+        }
+        if (i < k) group<R>(w + 64, reinterpret_cast<const uint16_t*>(w), x, sum);
+        store_sums(sum, sums);
+    }
+};
+
+using TileFunction = void (*)(const uint8_t*, const uint32_t*, float*, int64_t, bool, Ahead);
+
+template <class W> struct TileTable {
+    TileFunction at[W::MAX_ROWS + 1] = {};
+    template <int R> constexpr void fill() {
+        at[R] = &W::template tile<R>;
+        if constexpr (R > 1) fill<R - 1>();
+    }
+    constexpr TileTable() { fill<W::MAX_ROWS>(); }
+};
+
+inline void write_panel(const ProductJob& job, int64_t panel, int64_t row, int64_t rows,
+                        const float* sums) {
+    const int64_t column = panel * LANES;
+    const int64_t width = job.n - column < LANES ? job.n - column : LANES;
+    float* out = job.out + row * job.stride + column;
+    for (int64_t r = 0; r < rows; ++r, out += job.stride, sums += LANES) {
+        V value = load(sums);
+        if (width == LANES) {
+            store(out, job.add ? add(load(out), value) : value);
+        } else {
+            if (job.add) value = add(load_part(out, width), value);
+            store_part(out, value, width);
+        }
+    }
+}
+
+// Rows whose sums one job keeps on its stack.
+constexpr int64_t JOB_ROWS = 256;
+
+template <class W> void product(const ProductJob& job) {
+    static constexpr TileTable<W> table;
+    alignas(64) float sums[JOB_ROWS * LANES];
+    const int64_t bytes = panel_bytes(job.k, W::KIND);
+    const int64_t tiles = job.tile_end - job.tile_begin;
+    // Each pass over a slice fetches its share of the next one, so that loading and arithmetic
+    // overlap; what is beyond the last panel belongs to the next job or is never touched.
+    const int64_t lines = (W::UNIT_BYTES / 64 + tiles - 1) / tiles;
+    const int64_t slices = tiles == 1 ? 1 : (job.k + W::SLICE - 1) / W::SLICE;
+    const int64_t units = (job.k + slices * W::UNIT - 1) / (slices * W::UNIT);
+    const int64_t ahead = tiles == 1 ? W::SLICE / W::UNIT : units;
+    const int64_t row0 = job.x.begin(job.tile_begin);
+    for (int64_t panel = job.panel_begin; panel < job.panel_end; ++panel) {
+        const uint8_t* w = job.weights + panel * bytes;
+        for (int64_t k0 = 0; k0 < job.k; k0 += units * W::UNIT, w += units * W::UNIT_BYTES) {
+            const int64_t k = job.k - k0 < units * W::UNIT ? job.k - k0 : units * W::UNIT;
+            const char* next = reinterpret_cast<const char*>(w) + ahead * W::UNIT_BYTES;
+            for (int64_t tile = job.tile_begin; tile < job.tile_end; ++tile) {
+                const int64_t row = job.x.begin(tile), rows = job.x.begin(tile + 1) - row;
+                const int64_t done = (tile - job.tile_begin) * lines * 64 * units;
+                table.at[rows](w, job.x.data + row * job.x.words + W::words(k0) * rows,
+                               sums + (row - row0) * LANES, k, k0 == 0, Ahead{next + done, lines});
+            }
+        }
+        write_panel(job, panel, row0, job.x.begin(job.tile_end) - row0, sums);
+    }
+}
+
+}  // namespace wager::WAGER_ISA

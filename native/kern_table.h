@@ -1,0 +1,36 @@
+// The table of one instruction set; included last by each isa_*.cpp.
+#pragma once
+
+#include "kern_math.h"
+#include "kern_attention.h"
+#include "kern_product.h"
+#include "kern_select.h"
+
+namespace wager::WAGER_ISA {
+
+constexpr Kernels TABLE = {
+    ISA_NAME,
+    MAX_ROWS_F32,
+    MAX_ROWS_INT8,
+    Int8Weights::GROUP_WORDS,
+    rms_norm,
+    pack_f32,
+    pack_int8,
+    product<FloatWeights>,
+    product<Int8Weights>,
+    silu_mul,
+    rotate,
+    to_half,
+    attend<float>,
+    attend<uint16_t>,
+    merge,
+    finish,
+    block_max,
+    at_least,
+    exp_sum,
+    exp_values,
+    gumbel_max,
+    philox,
+};
+
+}  // namespace wager::WAGER_ISA

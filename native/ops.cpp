@@ -1,0 +1,259 @@
+#include "ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "half.h"
+#include "ops_product.h"
+#include "pack.h"
+
+namespace wager {
+
+void Layer::check() const {
+    require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
+            "heads must be a positive multiple of kv_heads");
+    require(dim > 0 && dim % 2 == 0 && dim <= MAX_HEAD_DIM,
+            "head_dim must be even, from 2 to 512");
+    require(int64_t(attn_norm.size()) == hidden && int64_t(mlp_norm.size()) == hidden,
+            "norm weights must have hidden_size elements");
+    require(qkv.n == qkv_columns() && qkv.k == hidden, "qkv has the wrong shape");
+    require(out.n == hidden && out.k == heads * dim, "out has the wrong shape");
+    require(gate_up.n == 2 * intermediate && gate_up.k == hidden, "gate_up has the wrong shape");
+    require(down.n == hidden && down.k == intermediate, "down has the wrong shape");
+}
+
+Batch::Batch(const int32_t* pos, int64_t rows, const int32_t* begin, int64_t requests,
+             const int32_t* block_tables, int64_t width)
+    : positions(pos, pos + rows),
+      starts(begin, begin + requests + 1),
+      tables(block_tables, block_tables + requests * width),
+      owner(size_t(rows)),
+      table_width(width) {
+    require(starts.front() == 0 && starts.back() == rows, "row_starts must run from 0 to T");
+    for (int64_t r = 0; r < requests; ++r) {
+        const int64_t first = starts[size_t(r)], end = starts[size_t(r) + 1];
+        require(first <= end && end <= rows, "row_starts must ascend");
+        if (first == end) continue;
+        require(positions[size_t(first)] >= 0, "positions must not be negative");
+        for (int64_t row = first; row < end; ++row) {
+            owner[size_t(row)] = int32_t(r);
+            require(positions[size_t(row)] == positions[size_t(first)] + (row - first),
+                    "positions of a request must be consecutive");
+        }
+        const int32_t last = positions[size_t(end) - 1];
+        require(last / KV_BLOCK < width, "block_tables: too narrow for a position");
+        for (int64_t block = 0; block <= last / KV_BLOCK; ++block) {
+            require(table(r)[block] >= 0, "block_tables: a position has no block");
+            largest_block = std::max(largest_block, table(r)[block]);
+        }
+        largest_position = std::max(largest_position, last);
+    }
+}
+
+float* Ops::grown(std::vector<float>& buffer, int64_t size) {
+    if (int64_t(buffer.size()) < size) buffer.resize(size_t(size));
+    return buffer.data();
+}
+
+Tiles Ops::tiles(const Matrix& matrix, int64_t rows) {
+    const bool f32 = matrix.kind == WeightKind::f32;
+    const int64_t words = f32 ? matrix.k : matrix.k / GROUP * kernels_->int8_words_per_group;
+    const int64_t most = f32 ? kernels_->max_rows_f32 : kernels_->max_rows_int8;
+    if (int64_t(words_.size()) < words * rows) words_.resize(size_t(words * rows));
+    return {words_.data(), rows, words, (rows + most - 1) / most};
+}
+
+Ops::Product Ops::product(const Matrix& matrix, const Tiles& x, float* out, int64_t stride,
+                          bool add) {
+    return Product(*kernels_, pool_.threads(), matrix, x, out, stride, add);
+}
+
+// RMS norm of each row, packed for a product. Without a weight the rows are packed as they are.
+struct Ops::Normed {
+    const Kernels& kernels;
+    const float* x;
+    const int32_t* rows;      // which rows; null: all
+    const float* weight;
+    float eps;
+    const Matrix& matrix;
+    Tiles tiles;
+    float* scratch;           // [rows][k]
+
+    void row(int64_t i) const {
+        const int64_t k = matrix.k;
+        const float* from = x + (rows ? rows[i] : i) * k;
+        if (weight) {
+            kernels.rms_norm(from, weight, eps, scratch + i * k, k);
+            from = scratch + i * k;
+        }
+        pack_activations(kernels, matrix.kind, from, k, 0, tiles, i);
+    }
+};
+
+void Ops::embed(const Matrix& table, const int32_t* tokens, int64_t rows, float* out) {
+    for (int64_t i = 0; i < rows; ++i)
+        require(tokens[i] >= 0 && tokens[i] < table.n, "a token id is outside the vocabulary");
+    struct Context { const Matrix& table; const int32_t* tokens; float* out; };
+    Context context{table, tokens, out};
+    const std::lock_guard lock(mutex_);
+    const Phase phase{rows, [](void* c, int64_t i) {
+        const Context& at = *static_cast<Context*>(c);
+        unpack_row(at.table.data, at.tokens[i], at.table.k, at.table.kind,
+                   at.out + i * at.table.k);
+    }};
+    pool_.run(&phase, 1, &context);
+}
+
+struct Ops::AttnIn {
+    const Layer& layer;
+    const Batch& batch;
+    const KvPool& kv;
+    const float* rope;
+    int64_t index;
+    float* qkv;
+    float* q;
+    Normed in;
+    Product product;
+
+    void rotate_and_store(int64_t row) const {
+        const int64_t dim = layer.dim, half = dim / 2;
+        const int64_t position = batch.positions[size_t(row)];
+        const float* cosine = rope + position * dim;
+        const float* from = qkv + row * layer.qkv_columns();
+        for (int64_t head = 0; head < layer.heads; ++head, from += dim)
+            in.kernels.rotate(from, cosine, cosine + half, q + (row * layer.heads + head) * dim,
+                              half);
+        const int64_t block = batch.table(batch.owner[size_t(row)])[position / KV_BLOCK];
+        for (int64_t head = 0; head < layer.kv_heads; ++head, from += dim) {
+            float key[MAX_HEAD_DIM];
+            in.kernels.rotate(from, cosine, cosine + half, key, half);
+            store(key, from + layer.kv_heads * dim, kv.offset(index, block, head),
+                  position % KV_BLOCK);
+        }
+    }
+
+    void store(const float* key, const float* value, int64_t offset, int64_t slot) const {
+        const int64_t dim = layer.dim;
+        if (kv.kind == KvKind::f32) {
+            float* keys = reinterpret_cast<float*>(kv.keys + offset) + slot;
+            for (int64_t d = 0; d < dim; ++d) keys[d * KV_BLOCK] = key[d];
+            std::memcpy(kv.values + offset + slot * dim * 4, value, size_t(dim) * 4);
+            return;
+        }
+        uint16_t rounded[MAX_HEAD_DIM];
+        in.kernels.to_half(key, rounded, dim);
+        uint16_t* keys = reinterpret_cast<uint16_t*>(kv.keys + offset) + slot;
+        for (int64_t d = 0; d < dim; ++d) keys[d * KV_BLOCK] = rounded[d];
+        in.kernels.to_half(value, reinterpret_cast<uint16_t*>(kv.values + offset) + slot * dim, dim);
+    }
+};
+
+void Ops::attn_in(const Layer& layer, const float* x, const Batch& batch, const float* rope,
+                  int64_t rope_rows, const KvPool& kv, int64_t index, float* q) {
+    require(batch.largest_position < rope_rows, "a position is beyond the rotary table");
+    require(batch.largest_block < kv.blocks, "block_tables: a block id is outside the pool");
+    require(index >= 0 && index < kv.layers, "the pool has no such layer");
+    require(kv.kv_heads == layer.kv_heads && kv.dim == layer.dim, "the pool is of another model");
+    const std::lock_guard lock(mutex_);
+    const int64_t rows = batch.rows(), columns = layer.qkv_columns();
+    float* qkv = grown(wide_, rows * columns);
+    const Tiles x_tiles = tiles(layer.qkv, rows);
+    AttnIn context{layer, batch, kv, rope, index, qkv, q,
+                   {*kernels_, x, nullptr, layer.attn_norm.data(), layer.eps, layer.qkv, x_tiles,
+                    grown(normed_, rows * layer.hidden)},
+                   product(layer.qkv, x_tiles, qkv, columns, false)};
+    const Phase phases[] = {
+        {rows, [](void* c, int64_t i) { static_cast<AttnIn*>(c)->in.row(i); }},
+        {context.product.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->product.run(i); }},
+        {rows, [](void* c, int64_t i) { static_cast<AttnIn*>(c)->rotate_and_store(i); }},
+    };
+    pool_.run(phases, 3, &context);
+}
+
+void Ops::attn_out(const Layer& layer, const float* attended, float* x, int64_t rows) {
+    struct Context { Normed in; Product product; };
+    const std::lock_guard lock(mutex_);
+    const Tiles x_tiles = tiles(layer.out, rows);
+    Context context{{*kernels_, attended, nullptr, nullptr, 0.0f, layer.out, x_tiles, nullptr},
+                    product(layer.out, x_tiles, x, layer.hidden, true)};
+    const Phase phases[] = {
+        {rows, [](void* c, int64_t i) { static_cast<Context*>(c)->in.row(i); }},
+        {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},
+    };
+    pool_.run(phases, 2, &context);
+}
+
+struct Ops::Mlp {
+    const Layer& layer;
+    float* wide;             // [rows][2 * intermediate]: gate, then up; gate becomes the product
+    Normed in;
+    Product gate_up;
+    Tiles middle;
+    Product down;
+
+    // Columns that one activation job takes: whole groups, so that they can be quantised at once.
+    static constexpr int64_t PART = 512;
+    int64_t parts() const { return (layer.intermediate + PART - 1) / PART; }
+
+    void activate(int64_t job) const {
+        const int64_t row = job / parts(), first = job % parts() * PART;
+        const int64_t n = std::min(PART, layer.intermediate - first);
+        float* gate = wide + row * 2 * layer.intermediate + first;
+        in.kernels.silu_mul(gate, gate + layer.intermediate, gate, n);
+        pack_activations(in.kernels, layer.down.kind, gate, n, first, middle, row);
+    }
+};
+
+void Ops::mlp(const Layer& layer, float* x, int64_t rows) {
+    const std::lock_guard lock(mutex_);
+    float* wide = grown(wide_, rows * 2 * layer.intermediate);
+    // The two sets of tiles are never in use together: reserve the larger one before either.
+    tiles(layer.gate_up, rows);
+    const Tiles middle = tiles(layer.down, rows), x_tiles = tiles(layer.gate_up, rows);
+    Mlp context{layer, wide,
+                {*kernels_, x, nullptr, layer.mlp_norm.data(), layer.eps, layer.gate_up, x_tiles,
+                 grown(normed_, rows * layer.hidden)},
+                product(layer.gate_up, x_tiles, wide, 2 * layer.intermediate, false),
+                middle, product(layer.down, middle, x, layer.hidden, true)};
+    const Phase phases[] = {
+        {rows, [](void* c, int64_t i) { static_cast<Mlp*>(c)->in.row(i); }},
+        {context.gate_up.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->gate_up.run(i); }},
+        {rows * context.parts(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->activate(i); }},
+        {context.down.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->down.run(i); }},
+    };
+    pool_.run(phases, 4, &context);
+}
+
+void Ops::logits(const float* norm, float eps, const Matrix& head, const float* x, int64_t x_rows,
+                 const int32_t* rows, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i)
+        require(rows[i] >= 0 && rows[i] < x_rows, "logits: a row is outside the batch");
+    struct Context { Normed in; Product product; };
+    const std::lock_guard lock(mutex_);
+    const Tiles x_tiles = tiles(head, count);
+    Context context{{*kernels_, x, rows, norm, eps, head, x_tiles, grown(normed_, count * head.k)},
+                    product(head, x_tiles, out, head.n, false)};
+    const Phase phases[] = {
+        {count, [](void* c, int64_t i) { static_cast<Context*>(c)->in.row(i); }},
+        {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},
+    };
+    if (count) pool_.run(phases, 2, &context);
+}
+
+void Ops::decode(const std::vector<const Layer*>& layers, int64_t first, float* x,
+                 const Batch& batch, const float* rope, int64_t rope_rows, const KvPool& kv) {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const Layer& layer = *layers[i];
+        const int64_t size = batch.rows() * layer.heads * layer.dim, index = first + int64_t(i);
+        float* q = grown(queries_, size);
+        float* attended = grown(attended_, size);
+        attn_in(layer, x, batch, rope, rope_rows, kv, index, q);
+        attention(layer, q, batch, kv, index, attended);
+        attn_out(layer, attended, x, batch.rows());
+        mlp(layer, x, batch.rows());
+    }
+}
+
+}  // namespace wager

@@ -1,0 +1,100 @@
+// The fused blocks: kernels of one instruction set, spread over a pool of threads.
+#pragma once
+
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+#include "pool.h"
+
+namespace wager {
+
+// A shape, an index or an option that does not fit; becomes ValueError.
+inline void require(bool holds, const char* message) {
+    if (!holds) throw std::invalid_argument(message);
+}
+
+struct Matrix {
+    const uint8_t* data;
+    int64_t n, k;
+    WeightKind kind;
+    int64_t panels() const { return (n + LANES - 1) / LANES; }
+};
+
+struct Layer {
+    int64_t heads, kv_heads, dim, hidden, intermediate;
+    float eps;
+    std::vector<float> attn_norm, mlp_norm;
+    Matrix qkv, out, gate_up, down;
+    int64_t qkv_columns() const { return (heads + 2 * kv_heads) * dim; }
+    void check() const;
+};
+
+struct KvPool {
+    uint8_t* keys;
+    uint8_t* values;
+    int64_t layers, blocks, kv_heads, dim;
+    KvKind kind;
+    int64_t element() const { return kind == KvKind::f32 ? 4 : 2; }
+    int64_t head_bytes() const { return KV_BLOCK * dim * element(); }
+    int64_t block_bytes() const { return kv_heads * head_bytes(); }
+    int64_t offset(int64_t layer, int64_t block, int64_t head) const {
+        return (layer * blocks + block) * block_bytes() + head * head_bytes();
+    }
+};
+
+// A checked copy of a ragged batch.
+struct Batch {
+    std::vector<int32_t> positions, starts, tables;
+    std::vector<int32_t> owner;      // request of each row
+    int64_t table_width;
+    int32_t largest_position = -1, largest_block = -1;
+
+    Batch(const int32_t* positions, int64_t rows, const int32_t* starts, int64_t requests,
+          const int32_t* tables, int64_t table_width);
+    int64_t rows() const { return int64_t(positions.size()); }
+    int64_t requests() const { return int64_t(starts.size()) - 1; }
+    const int32_t* table(int64_t request) const { return tables.data() + request * table_width; }
+};
+
+class Ops {
+public:
+    Ops(const Kernels* kernels, int threads) : kernels_(kernels), pool_(threads) {}
+
+    const Kernels& kernels() const { return *kernels_; }
+    int threads() const { return pool_.threads(); }
+
+    void embed(const Matrix& table, const int32_t* tokens, int64_t rows, float* out);
+    void attn_in(const Layer& layer, const float* x, const Batch& batch, const float* rope,
+                 int64_t rope_rows, const KvPool& kv, int64_t index, float* q);
+    void attention(const Layer& layer, const float* q, const Batch& batch, const KvPool& kv,
+                   int64_t index, float* out);
+    void attn_out(const Layer& layer, const float* attended, float* x, int64_t rows);
+    void mlp(const Layer& layer, float* x, int64_t rows);
+    void logits(const float* norm, float eps, const Matrix& head, const float* x, int64_t x_rows,
+                const int32_t* rows, int64_t count, float* out);
+    void decode(const std::vector<const Layer*>& layers, int64_t first, float* x,
+                const Batch& batch, const float* rope, int64_t rope_rows, const KvPool& kv);
+
+private:
+    struct Product;
+    struct Normed;
+    struct AttnIn;
+    struct Attention;
+    struct Mlp;
+
+    Tiles tiles(const Matrix& matrix, int64_t rows);
+    Product product(const Matrix& matrix, const Tiles& x, float* out, int64_t stride, bool add);
+    static float* grown(std::vector<float>& buffer, int64_t size);
+
+    const Kernels* kernels_;
+    ThreadPool pool_;
+    // Scratch memory and the pool serve one block at a time.
+    std::recursive_mutex mutex_;
+    std::vector<uint32_t> words_;
+    std::vector<float> normed_, wide_, partial_, queries_, attended_;
+};
+
+}  // namespace wager

@@ -1,0 +1,60 @@
+// A product split into jobs, and activations into tiles.
+#pragma once
+
+#include <algorithm>
+
+#include "ops.h"
+
+namespace wager {
+
+// Columns [first, first + n) of row `row` into its tile; `x` points at the first of them.
+inline void pack_activations(const Kernels& kernels, WeightKind kind, const float* x, int64_t n,
+                             int64_t first, const Tiles& tiles, int64_t row) {
+    // The tile that holds the row: begin() splits evenly, so the guess is off by one at most.
+    int64_t tile = row * tiles.count / tiles.rows;
+    while (tiles.begin(tile + 1) <= row) ++tile;
+    while (tiles.begin(tile) > row) --tile;
+    const int64_t start = tiles.begin(tile), rows = tiles.begin(tile + 1) - start;
+    const bool f32 = kind == WeightKind::f32;
+    const int64_t words = f32 ? first : first / GROUP * kernels.int8_words_per_group;
+    uint32_t* data = const_cast<uint32_t*>(tiles.data) + start * tiles.words + words * rows;
+    (f32 ? kernels.pack_f32 : kernels.pack_int8)(x, n, data, row - start, rows);
+}
+
+struct Ops::Product {
+    ProductJob whole;
+    void (*kernel)(const ProductJob&);
+    int64_t panels, panels_per_job, tiles_per_job, panel_jobs, tile_jobs;
+
+    // Activations that one job goes over again for each of its panels: what the second cache holds.
+    static constexpr int64_t ACTIVATION_BYTES = 400 << 10;
+    static constexpr int64_t MAX_JOB_ROWS = 240;
+
+    Product(const Kernels& kernels, int threads, const Matrix& m, const Tiles& x, float* out,
+            int64_t stride, bool add)
+        : whole{m.data, m.n, m.k, x, out, stride, add, 0, 0, 0, 0},
+          kernel(m.kind == WeightKind::f32 ? kernels.product_f32 : kernels.product_int8),
+          panels(m.panels()) {
+        const int64_t most = m.kind == WeightKind::f32 ? kernels.max_rows_f32 : kernels.max_rows_int8;
+        const int64_t rows = std::min(MAX_JOB_ROWS, ACTIVATION_BYTES / (x.words * 4));
+        tiles_per_job = std::max<int64_t>(1, rows / most);
+        tile_jobs = (x.count + tiles_per_job - 1) / tiles_per_job;
+        // Enough jobs that threads end together, few enough that handing them out costs nothing.
+        panels_per_job = std::clamp<int64_t>(panels * tile_jobs / (threads * 8), 1, 8);
+        panel_jobs = (panels + panels_per_job - 1) / panels_per_job;
+    }
+
+    int64_t jobs() const { return panel_jobs * tile_jobs; }
+
+    void run(int64_t index) const {
+        ProductJob job = whole;
+        const int64_t tile_job = index / panel_jobs, panel_job = index % panel_jobs;
+        job.tile_begin = tile_job * job.x.count / tile_jobs;
+        job.tile_end = (tile_job + 1) * job.x.count / tile_jobs;
+        job.panel_begin = panel_job * panels_per_job;
+        job.panel_end = std::min(panels, job.panel_begin + panels_per_job);
+        kernel(job);
+    }
+};
+
+}  // namespace wager

@@ -1,0 +1,101 @@
+// Sixteen lanes as one AVX-512 register (F, BW, DQ, VL, VNNI).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace wager::WAGER_ISA {
+
+// Sums of 24 rows, 1 register of weights; the broadcasts are memory operands.
+constexpr int MAX_ROWS_F32 = 24;
+// Sums of 18 rows, 8 registers of weights, scales and temporaries.
+constexpr int MAX_ROWS_INT8 = 18;
+constexpr const char* ISA_NAME = "avx512";
+
+using V = __m512;
+// A type of its own, so that integer and float functions can share names.
+struct I { __m512i v; };
+using M = __mmask16;
+
+inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
+inline V load(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store_half(uint16_t* p, V x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline I load_int(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_int(void* p, I x) { _mm512_storeu_si512(p, x.v); }
+inline V set1(float x) { return _mm512_set1_ps(x); }
+inline I set1_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline V add(V x, V y) { return _mm512_add_ps(x, y); }
+inline V sub(V x, V y) { return _mm512_sub_ps(x, y); }
+inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
+inline V div(V x, V y) { return _mm512_div_ps(x, y); }
+inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
+inline V max(V x, V y) { return _mm512_max_ps(x, y); }
+inline V min(V x, V y) { return _mm512_min_ps(x, y); }
+inline V abs(V x) { return _mm512_abs_ps(x); }
+inline V round(V x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline I to_int(V x) { return {_mm512_cvtps_epi32(x)}; }
+inline V to_float(I x) { return _mm512_cvtepi32_ps(x.v); }
+inline V unsigned_to_float(I x) { return _mm512_cvtepu32_ps(x.v); }
+inline I as_int(V x) { return {_mm512_castps_si512(x)}; }
+inline V as_float(I x) { return _mm512_castsi512_ps(x.v); }
+inline I add(I x, I y) { return {_mm512_add_epi32(x.v, y.v)}; }
+inline I sub(I x, I y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+inline I bit_and(I x, I y) { return {_mm512_and_si512(x.v, y.v)}; }
+inline I bit_or(I x, I y) { return {_mm512_or_si512(x.v, y.v)}; }
+inline I bit_xor(I x, I y) { return {_mm512_xor_si512(x.v, y.v)}; }
+template <int N> I shift_left(I x) { return {_mm512_slli_epi32(x.v, N)}; }
+template <int N> I shift_right(I x) { return {_mm512_srli_epi32(x.v, N)}; }
+inline void multiply_wide(I x, I y, I& high, I& low) {
+    const __m512i even = _mm512_mul_epu32(x.v, y.v);
+    const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(x.v, 32), _mm512_srli_epi64(y.v, 32));
+    low.v = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+    high.v = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+}
+
+inline M less(V x, V y) { return _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ); }
+inline M at_least(V x, V y) { return _mm512_cmp_ps_mask(x, y, _CMP_GE_OQ); }
+inline M less(I x, I y) { return _mm512_cmplt_epi32_mask(x.v, y.v); }
+inline V select(M m, V x, V y) { return _mm512_mask_blend_ps(m, y, x); }
+inline I select(M m, I x, I y) { return {_mm512_mask_blend_epi32(m, y.v, x.v)}; }
+inline unsigned bits(M m) { return m; }
+
+// Transposes the 4 x 4 matrices of which lane group g of the four vectors holds the rows.
+inline void transpose4(V& a, V& b, V& c, V& d) {
+    const V low0 = _mm512_unpacklo_ps(a, b), high0 = _mm512_unpackhi_ps(a, b);
+    const V low1 = _mm512_unpacklo_ps(c, d), high1 = _mm512_unpackhi_ps(c, d);
+    a = _mm512_shuffle_ps(low0, low1, 0x44);
+    b = _mm512_shuffle_ps(low0, low1, 0xee);
+    c = _mm512_shuffle_ps(high0, high1, 0x44);
+    d = _mm512_shuffle_ps(high0, high1, 0xee);
+}
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// int8: one word holds four consecutive k of one row, signed; the weights, stored with an offset of
+// 128, are the unsigned side of the dot-product instruction.
+constexpr int QUAD_WORDS = 1;
+inline void pack_quad(const int8_t* q, uint32_t* out, int64_t) { std::memcpy(out, q, 4); }
+
+template <int R, class Use>
+inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t* start, Use use) {
+    __m512i quads[8];
+    for (int quad = 0; quad < 8; ++quad) quads[quad] = _mm512_loadu_si512(w + quad * 64);
+    for (int r = 0; r < R; ++r) {
+        __m512i dot = _mm512_set1_epi32(start[r]);
+        for (int quad = 0; quad < 8; ++quad)
+            dot = _mm512_dpbusd_epi32(dot, quads[quad], _mm512_set1_epi32(int(x[quad * R + r])));
+        use(r, I{dot});
+    }
+}
+
+}  // namespace wager::WAGER_ISA

@@ -1,0 +1,203 @@
+"""The op set over the C++ extension: thin, since what it calls takes microseconds.
+
+The extension checks shapes, types and indices, and raises ValueError or TypeError. Results are
+bit-equal on every instruction set and with any number of threads. ``WAGER_ISA`` (``scalar``,
+``avx2`` or ``avx512``) forces an instruction set; without it the best one that passes the check at
+load is taken.
+
+A forked child may go on using an op set: its worker threads are gone, the calling thread does all
+the work. It must not be forked while another thread is inside a block.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from wager import _native
+from wager.config import ModelConfig
+from wager.errors import ConfigError, ModelError
+from wager.ops.base import (
+    BLOCK,
+    F32,
+    GROUP,
+    I32,
+    Bytes,
+    KvPool,
+    Layer,
+    LayerWeights,
+    Matrix,
+    RaggedBatch,
+    SelectParams,
+)
+from wager.types import KvKind, WeightKind
+
+ISA_VARIABLE: Final = "WAGER_ISA"
+INSTRUCTION_SETS: Final = ("scalar", "avx2", "avx512")
+MAX_HEAD_DIM: Final = 512
+_VECTOR: Final = 16
+_SEED_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class NativePool(KvPool):
+    """Layout within a block: keys [D, BLOCK], values [BLOCK, D], per kv head."""
+
+    handle: Any
+
+
+class NativeOps:
+    """See `wager.ops.base.OpSet`."""
+
+    name = "native"
+
+    def __init__(self, threads: int, instruction_set: str | None = None) -> None:
+        self.instruction_set = choose_instruction_set(instruction_set)
+        self.threads = threads
+        self._ops: Any = _native.ops(self.instruction_set, threads)
+
+    def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
+        """Whole panels of 16 columns; int8 holds 8.5 bits per weight."""
+        _check_groups(n, k, kind)
+        return int(_native.packed_bytes(n, k, kind))
+
+    def pack_into(self, out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind) -> None:
+        _check_groups(n, weight.shape[1], kind)
+        problem = _native.pack_into(out, weight, first_row, n, kind)
+        if problem:
+            raise ModelError(f"a weight is {problem} (matrix of shape [{n}, {weight.shape[1]}])")
+
+    def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> Matrix:
+        _check_groups(n, k, kind)
+        return _native.matrix(data, n, k, kind)
+
+    def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer:
+        return _native.layer(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.norm_eps,
+            weights.attn_norm,
+            weights.qkv,
+            weights.out,
+            weights.mlp_norm,
+            weights.gate_up,
+            weights.down,
+        )
+
+    def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
+        shape = (config.num_layers, blocks, config.num_kv_heads)
+        dtype = np.dtype(np.float32 if kind == "f32" else np.float16)
+        per_head = BLOCK * config.head_dim
+        size = (shape[0] * shape[1] * shape[2] * per_head + _VECTOR) * dtype.itemsize
+        # Zeroed memory of this size is not touched before it is used.
+        raw_keys, raw_values = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        handle = _native.pool(raw_keys, raw_values, *shape, config.head_dim, kind)
+        keys = raw_keys.view(dtype)[:-_VECTOR].reshape(*shape, config.head_dim, BLOCK)
+        values = raw_values.view(dtype)[:-_VECTOR].reshape(*shape, BLOCK, config.head_dim)
+        per_block = 2 * shape[0] * shape[2] * per_head * dtype.itemsize
+        return NativePool(kind, blocks, keys, values, per_block, handle)
+
+    def copy_block(self, pool: KvPool, source: int, target: int) -> None:
+        _native.copy_block(pool.handle, source, target)  # type: ignore[attr-defined]
+
+    def embed(self, table: Matrix, tokens: I32) -> F32:
+        return self._ops.embed(table, tokens)
+
+    def attn_in(
+        self, layer: Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool, index: int
+    ) -> F32:
+        return self._ops.attn_in(
+            layer, x, batch.handle or _checked(batch), rope, pool.handle, index
+        )  # type: ignore[attr-defined]
+
+    def attention(self, layer: Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
+        return self._ops.attention(layer, q, batch.handle or _checked(batch), pool.handle, index)  # type: ignore[attr-defined]
+
+    def attn_out(self, layer: Layer, attended: F32, x: F32) -> None:
+        self._ops.attn_out(layer, attended, x)
+
+    def mlp(self, layer: Layer, x: F32) -> None:
+        self._ops.mlp(layer, x)
+
+    def run_layers(
+        self,
+        layers: Sequence[Layer],
+        first: int,
+        x: F32,
+        batch: RaggedBatch,
+        rope: F32,
+        pool: KvPool,
+    ) -> None:
+        self._ops.decode(layers, first, x, batch.handle or _checked(batch), rope, pool.handle)  # type: ignore[attr-defined]
+
+    def logits(self, norm: F32, eps: float, head: Matrix, x: F32, rows: I32) -> F32:
+        return self._ops.logits(norm, eps, head, x, rows)
+
+    def select(self, logits: F32, params: SelectParams, position: int) -> int:
+        return _native.select(
+            self._ops,
+            logits,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.seed & _SEED_MASK,
+            params.choice,
+            position,
+            True,
+        )
+
+    def log_softmax(self, logits: F32, ids: Sequence[int]) -> list[float]:
+        return _native.log_softmax(self._ops, logits, ids)
+
+    def close(self) -> None:
+        self._ops = None
+
+
+def _checked(batch: RaggedBatch) -> Any:
+    batch.handle = _native.batch(batch.positions, batch.row_starts, batch.block_tables)
+    return batch.handle
+
+
+def _check_groups(n: int, k: int, kind: WeightKind) -> None:
+    if kind == "int8" and k % GROUP:
+        raise ModelError(
+            f"int8 weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
+            f"a multiple of {GROUP}; use --weights f32"
+        )
+
+
+def choose_instruction_set(name: str | None = None) -> str:
+    """The best instruction set whose kernels pass the check, or the one asked for.
+
+    ``name`` is taken from ``WAGER_ISA`` when None. Raises ConfigError where the one asked for is
+    unknown, not supported by this machine, or fails the check.
+    """
+    name = name or os.environ.get(ISA_VARIABLE) or None
+    if name is not None and name not in INSTRUCTION_SETS:
+        raise ConfigError(
+            f"{ISA_VARIABLE}: must be one of {', '.join(INSTRUCTION_SETS)}; got {name!r}"
+        )
+    usable = dict(_native.instruction_sets())
+    if name is not None:
+        if not usable.get(name, False):
+            can = ", ".join(n for n, agrees in usable.items() if agrees)
+            raise ConfigError(
+                f"{ISA_VARIABLE}: {name} does not work on this machine; these do: {can}"
+            )
+        return name
+    for candidate, agrees in usable.items():
+        if agrees:
+            return str(candidate)
+        warnings.warn(
+            f"the {candidate} kernels give wrong answers on this machine and are not used",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    raise ConfigError("no kernels work on this machine; use --ops reference")

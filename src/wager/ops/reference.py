@@ -1,0 +1,313 @@
+"""The op set in numpy, row by row: slow, simple, and the other side of the native op set's contract.
+
+Every block loops over rows and computes each one alone, so a row's result cannot depend on the
+others. Weights keep their row-major order: "packed" bytes are the float32 rows, or for int8 the
+half-precision scales [n, K / GROUP] followed by the quantised rows [n, K].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.config import ModelConfig
+from wager.errors import ModelError
+from wager.ops.base import (
+    BLOCK,
+    F32,
+    GROUP,
+    I32,
+    PACK_ROWS,
+    Bytes,
+    KvPool,
+    Layer,
+    LayerWeights,
+    RaggedBatch,
+    SelectParams,
+)
+from wager.ops.sampling import gumbel_noise, survivors
+from wager.types import KvKind, WeightKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A weight [n, k]: ``scales`` is None for float32, else float32 [n, k / GROUP]."""
+
+    weight: NDArray[Any]
+    scales: F32 | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.weight.shape
+        return n, k
+
+    def times(self, x: F32) -> F32:
+        """The product with one row of activations, [k] -> [n]."""
+        if self.scales is None:
+            return self.weight @ x
+        quantised, scales = quantise(x)
+        n, k = self.weight.shape
+        groups = self.weight.reshape(n, k // GROUP, GROUP).astype(np.int32)
+        dots = np.einsum("ngi,gi->ng", groups, quantised.reshape(-1, GROUP).astype(np.int32))
+        return (dots.astype(np.float32) * (self.scales * scales)).sum(axis=1, dtype=np.float32)
+
+    def row(self, i: int) -> F32:
+        if self.scales is None:
+            return self.weight[i]
+        return self.weight[i].astype(np.float32) * np.repeat(self.scales[i], GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    config: ModelConfig
+    weights: LayerWeights
+
+
+class ReferenceOps:
+    """See `wager.ops.base.OpSet`."""
+
+    name = "reference"
+    instruction_set = "numpy"
+    threads = 1
+
+    def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
+        if kind == "f32":
+            return n * k * 4
+        _check_groups(n, k)
+        return n * k + n * (k // GROUP) * 2
+
+    def pack_into(self, out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind) -> None:
+        rows, k = weight.shape
+        if first_row % PACK_ROWS or not 0 <= first_row <= n - rows:
+            raise ValueError(
+                "pack_into: rows outside the matrix, or not on a multiple of PACK_ROWS"
+            )
+        if out.shape != (self.packed_bytes(n, k, kind),):
+            raise ValueError("pack_into: out has the wrong size")
+        if not np.isfinite(weight).all():
+            raise ModelError(f"a weight is not finite (matrix of shape [{n}, {k}])")
+        last = first_row + rows
+        if kind == "f32":
+            out.view(np.float32).reshape(n, k)[first_row:last] = weight
+            return
+        scale_bytes = n * (k // GROUP) * 2
+        groups = weight.reshape(rows, k // GROUP, GROUP)
+        with np.errstate(over="ignore"):
+            stored = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float16)
+        if not np.isfinite(stored).all():
+            raise ModelError(f"a weight is too large for int8 (matrix of shape [{n}, {k}])")
+        scales = stored.astype(np.float32)[:, :, None]
+        quantised = np.rint(np.divide(groups, scales, out=np.zeros_like(groups), where=scales > 0))
+        quantised = quantised.clip(-127, 127).astype(np.int8)
+        out[:scale_bytes].view(np.float16).reshape(n, -1)[first_row:last] = stored
+        out[scale_bytes:].view(np.int8).reshape(n, k)[first_row:last] = quantised.reshape(rows, k)
+
+    def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> _Matrix:
+        if data.shape != (self.packed_bytes(n, k, kind),):
+            raise ValueError("packed matrix: the number of bytes does not fit its shape")
+        if kind == "f32":
+            return _Matrix(data.view(np.float32).reshape(n, k), None)
+        scale_bytes = n * (k // GROUP) * 2
+        scales = data[:scale_bytes].view(np.float16).reshape(n, k // GROUP).astype(np.float32)
+        return _Matrix(data[scale_bytes:].view(np.int8).reshape(n, k), scales)
+
+    def layer(self, config: ModelConfig, weights: LayerWeights) -> _Layer:
+        width = config.num_heads * config.head_dim
+        expected = {
+            "qkv": (width + 2 * config.num_kv_heads * config.head_dim, config.hidden_size),
+            "out": (config.hidden_size, width),
+            "gate_up": (2 * config.intermediate_size, config.hidden_size),
+            "down": (config.hidden_size, config.intermediate_size),
+        }
+        for name, shape in expected.items():
+            if getattr(weights, name).shape != shape:
+                raise ValueError(f"{name} has the wrong shape")
+        return _Layer(config, weights)
+
+    def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
+        shape = (config.num_layers, blocks, config.num_kv_heads, BLOCK, config.head_dim)
+        dtype = np.float32 if kind == "f32" else np.float16
+        keys, values = np.zeros(shape, dtype), np.zeros(shape, dtype)
+        return KvPool(kind, blocks, keys, values, 2 * keys[:, 0].nbytes)
+
+    def copy_block(self, pool: KvPool, source: int, target: int) -> None:
+        _check_range("copy_block: a block id", (source, target), pool.blocks)
+        pool.keys[:, target] = pool.keys[:, source]
+        pool.values[:, target] = pool.values[:, source]
+
+    def embed(self, table: _Matrix, tokens: I32) -> F32:
+        _check_range("a token id", tokens, table.shape[0])
+        out = np.empty((len(tokens), table.shape[1]), np.float32)
+        for i, token in enumerate(tokens):
+            out[i] = table.row(int(token))
+        return out
+
+    def attn_in(
+        self, layer: _Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool, index: int
+    ) -> F32:
+        config, weights = layer.config, layer.weights
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        owners = _owners(batch, pool)
+        _check_range("a position", batch.positions, len(rope))
+        q = np.empty((len(x), heads * dim), np.float32)
+        for i, (position, owner) in enumerate(zip(batch.positions, owners, strict=True)):
+            qkv = weights.qkv.times(rms_norm(x[i], weights.attn_norm, config.norm_eps))
+            vectors = qkv.reshape(heads + 2 * kv_heads, dim)
+            turned = rotate(vectors[: heads + kv_heads], rope[position])
+            q[i] = turned[:heads].reshape(-1)
+            block, offset = batch.block_tables[owner][position // BLOCK], position % BLOCK
+            with np.errstate(over="ignore"):
+                pool.keys[index, block, :, offset] = turned[heads:]
+                pool.values[index, block, :, offset] = vectors[heads + kv_heads :]
+        return q
+
+    def attention(self, layer: _Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
+        config = layer.config
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        scale = np.float32(1 / math.sqrt(dim))
+        out = np.empty((len(q), heads * dim), np.float32)
+        for i, owner in enumerate(_owners(batch, pool)):
+            seen = int(batch.positions[i]) + 1
+            blocks = batch.block_tables[owner][: -(-seen // BLOCK)]
+            keys = _context(pool.keys[index, blocks], seen)
+            values = _context(pool.values[index, blocks], seen)
+            queries = q[i].reshape(kv_heads, heads // kv_heads, dim) * scale
+            scores = queries @ keys.transpose(0, 2, 1)
+            weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+            weights /= weights.sum(axis=2, keepdims=True)
+            out[i] = (weights @ values).reshape(-1)
+        return out
+
+    def attn_out(self, layer: _Layer, attended: F32, x: F32) -> None:
+        for i in range(len(x)):
+            x[i] += layer.weights.out.times(attended[i])
+
+    def mlp(self, layer: _Layer, x: F32) -> None:
+        weights = layer.weights
+        for i in range(len(x)):
+            hidden = rms_norm(x[i], weights.mlp_norm, layer.config.norm_eps)
+            gate, up = np.split(weights.gate_up.times(hidden), 2)
+            x[i] += weights.down.times(silu(gate) * up)
+
+    def run_layers(
+        self,
+        layers: Sequence[Layer],
+        first: int,
+        x: F32,
+        batch: RaggedBatch,
+        rope: F32,
+        pool: KvPool,
+    ) -> None:
+        for index, layer in enumerate(layers, first):
+            q = self.attn_in(layer, x, batch, rope, pool, index)
+            self.attn_out(layer, self.attention(layer, q, batch, pool, index), x)
+            self.mlp(layer, x)
+
+    def logits(self, norm: F32, eps: float, head: _Matrix, x: F32, rows: I32) -> F32:
+        _check_range("logits: a row", rows, len(x))
+        out = np.empty((len(rows), head.shape[0]), np.float32)
+        for i, row in enumerate(rows):
+            out[i] = head.times(rms_norm(x[row], norm, eps))
+        return out
+
+    def select(self, logits: F32, params: SelectParams, position: int) -> int:
+        _check_logits(logits)
+        if params.temperature == 0:
+            return int(logits.argmax())
+        scaled, kept = survivors(logits, params)
+        noisy = scaled[kept] + gumbel_noise(kept, params.seed, position, params.choice)
+        return int(kept[noisy.argmax()])
+
+    def log_softmax(self, logits: F32, ids: Sequence[int]) -> list[float]:
+        _check_logits(logits)
+        _check_range("log_softmax: a token id", ids, len(logits))
+        exact = logits.astype(np.float64)
+        top = exact.max()
+        total = top + math.log(np.exp(exact - top).sum())
+        return [float(exact[i] - total) for i in ids]
+
+    def close(self) -> None:
+        pass
+
+
+def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+    """x / sqrt(mean(x^2) + eps) * weight, one row."""
+    return x * (np.float32(1) / np.sqrt(np.mean(x * x) + np.float32(eps))) * weight
+
+
+def silu(x: F32) -> F32:
+    """x * sigmoid(x)."""
+    with np.errstate(over="ignore"):
+        return x / (1 + np.exp(-x))
+
+
+def rotate(vectors: F32, angles: F32) -> F32:
+    """Rotary embedding of pairs (i, i + D/2): [n, D] by one row of the table, [D]."""
+    half = vectors.shape[1] // 2
+    cosine, sine = angles[:half], angles[half:]
+    a, b = vectors[:, :half], vectors[:, half:]
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
+
+
+def quantise(x: F32) -> tuple[NDArray[np.int8], F32]:
+    """One row of activations in groups of GROUP: int8 [k] within +-127, scales [k / GROUP]."""
+    groups = x.reshape(-1, GROUP)
+    largest = np.abs(groups).max(axis=1)
+    scales = np.where(largest > 1e-30, largest / np.float32(127), np.float32(0))
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    quantised = np.rint(groups * inverse[:, None]).clip(-127, 127)
+    return quantised.astype(np.int8).reshape(-1), scales
+
+
+def _context(blocks: NDArray[Any], seen: int) -> F32:
+    """[blocks, kv_heads, BLOCK, D] as float32 [kv_heads, seen, D]."""
+    count, kv_heads, _, dim = blocks.shape
+    joined = blocks.transpose(1, 0, 2, 3).reshape(kv_heads, count * BLOCK, dim)
+    return joined[:, :seen].astype(np.float32)
+
+
+def _owners(batch: RaggedBatch, pool: KvPool) -> list[int]:
+    """The request of each row. Checks the batch once."""
+    if batch.handle is None:
+        starts = batch.row_starts
+        if starts[0] != 0 or starts[-1] != len(batch.positions) or (np.diff(starts) < 0).any():
+            raise ValueError("row_starts must ascend from 0 to T")
+        for r in range(len(starts) - 1):
+            positions = batch.positions[starts[r] : starts[r + 1]]
+            if not len(positions):
+                continue
+            if positions[0] < 0 or (np.diff(positions) != 1).any():
+                raise ValueError("positions of a request must be consecutive and not negative")
+            used = batch.block_tables[r][: positions[-1] // BLOCK + 1]
+            if len(used) <= positions[-1] // BLOCK:
+                raise ValueError("block_tables: too narrow for a position")
+            _check_range("block_tables: a block id", used, pool.blocks)
+        batch.handle = np.repeat(np.arange(len(starts) - 1), np.diff(starts)).tolist()
+    owners: list[int] = batch.handle
+    return owners
+
+
+def _check_groups(n: int, k: int) -> None:
+    if k % GROUP:
+        raise ModelError(
+            f"int8 weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
+            f"a multiple of {GROUP}; use --weights f32"
+        )
+
+
+def _check_range(what: str, ids: Sequence[int] | I32, limit: int) -> None:
+    values = np.asarray(ids)
+    if values.size and (values.min() < 0 or values.max() >= limit):
+        raise ValueError(f"{what} is out of range (there are {limit})")
+
+
+def _check_logits(logits: F32) -> None:
+    if np.isnan(logits).any() or np.isposinf(logits).any():
+        raise ValueError("logits: NaN or +inf")
+    if np.isneginf(logits).all():
+        raise ValueError("logits: every token is excluded (-inf)")
