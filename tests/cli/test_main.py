@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,23 @@ def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wager.cli.options.load", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["run", "m", "hello"])
+
+
+def test_a_warning_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*_: object, **__: object) -> None:
+        warnings.simplefilter("default")
+        warnings.warn("this is slow", RuntimeWarning, stacklevel=1)
+        raise ConfigError("and so it ends")
+
+    before = warnings.showwarning
+    monkeypatch.setattr("wager.cli.options.load", warn)
+    assert cli.main(["run", "m", "hello"]) == 2
+    assert capsys.readouterr().err == (
+        "wager: warning: this is slow\nwager: error: and so it ends\n"
+    )
+    assert warnings.showwarning is before
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Final
@@ -47,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done; 2 something that the user can put right, with one line on standard error; 130
     interrupted. A reader that goes away (a closed pipe) ends the command without a word.
     """
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         status = build()(args=arguments, prog_name="wager", standalone_mode=False)
     except WagerError as error:
@@ -62,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Without any argument the help was printed, and there is nothing to add.
         return _fail(usage()) if usage() else USER_ERROR
     return status if isinstance(status, int) else 0
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"wager: warning: {message}", file=sys.stderr)
 
 
 def _fail(message: str) -> int:
