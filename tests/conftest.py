@@ -33,7 +33,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, 288 tokens, tied: the model of the exactness tests."""
-    return write_tiny_hf(tmp_path_factory.mktemp("tiny"), seed=1)
+    return write_tiny_hf(tmp_path_factory.mktemp("tiny"), seed=1, sharpness=4.0)
 
 
 @pytest.fixture

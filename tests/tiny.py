@@ -175,12 +175,14 @@ def write_tiny_hf(
     max_context: int = 512,
     dtype: str = "F32",
     tokenizer_vocab: int | None = None,
+    sharpness: float = 1.0,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """A random LlamaForCausalLM in Hugging Face layout; returns ``directory``.
 
     ``vocab`` counts the embedding rows, ``tokenizer_vocab`` (default: the same) limits the
-    tokenizer; ``config`` overrides keys of config.json (None removes one).
+    tokenizer; ``sharpness`` scales the logits, so that sampled text repeats itself as a trained
+    model's does; ``config`` overrides keys of config.json (None removes one).
     """
     head_dim = head_dim or hidden // heads
     shape = Shape(layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, tied)
@@ -209,7 +211,9 @@ def write_tiny_hf(
         {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2], "add_bos_token": False,
          "chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"},
     )  # fmt: skip
-    _write_shards(directory, random_weights(shape, seed), shards, dtype)
+    weights = random_weights(shape, seed)
+    weights["model.norm.weight"] *= np.float32(sharpness)
+    _write_shards(directory, weights, shards, dtype)
     return directory
 
 

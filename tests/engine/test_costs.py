@@ -76,7 +76,7 @@ def test_a_table_survives_a_restart_and_a_damaged_file_does_not_hurt(tmp_path: P
         "",
         "{}",
         '{"schema": 2, "cells": []}',
-        '{"schema": 1, "cells": [[1, 64, -5, 0, 1]]}',
+        '{"schema": 1, "cells": [[1, 64, -5, 1]]}',
     ):
         path.write_text(text)
         fresh = StepCosts(linear)

@@ -1,7 +1,7 @@
 """What a step costs on this machine: a table by (rows, KV tokens), measured and kept current.
 
 Rows are those of the whole step, KV tokens the sum of the context lengths of its requests. A cell
-holds an exponentially weighted median of whole-step times (forward and sampling) in milliseconds;
+holds a running median of whole-step times (forward and sampling) in milliseconds;
 between cells the table is interpolated, beyond them it is extended along its last slope.
 """
 
@@ -21,23 +21,20 @@ from wager.models.paths import replacing
 ROWS: Final = (1, 2, 3, 5, 9, 17, 32)
 CONTEXTS: Final = (64, 1024)
 START_BUDGET_S: Final = 1.6
-_WEIGHT: Final = 0.1
+_SHARE: Final = 0.01
 
 
 @dataclass(slots=True)
 class Cell:
-    """One running estimate of a median: moves by a share of the spread, so outliers count once."""
+    """A running median: each new value moves it by at most a small share, however far it lies."""
 
     ms: float
-    spread: float = 0.0
     count: int = 1
 
     def update(self, ms: float) -> None:
         self.count += 1
-        weight = max(_WEIGHT, 1.0 / self.count)
-        self.spread += weight * (abs(ms - self.ms) - self.spread)
-        step = min(abs(ms - self.ms), max(self.spread, 0.01 * self.ms)) * weight
-        self.ms += step if ms > self.ms else -step
+        most = self.ms * max(_SHARE, 0.5 / self.count)
+        self.ms += min(max(ms - self.ms, -most), most)
 
 
 Measure = Callable[[int, int], float]
@@ -112,7 +109,7 @@ class StepCosts:
 
     def save(self, path: Path) -> None:
         """Write the table, atomically; a full or read-only disk is no error."""
-        rows = [[r, k, c.ms, c.spread, c.count] for (r, k), c in sorted(self.cells.items())]
+        rows = [[r, k, c.ms, c.count] for (r, k), c in sorted(self.cells.items())]
         text = json.dumps({"schema": 1, "cells": rows})
         with contextlib.suppress(OSError), replacing(path) as file:
             file.write(text.encode())
@@ -128,8 +125,8 @@ class StepCosts:
             if saved["schema"] != 1:
                 return False
             cells = {
-                (int(r), int(k)): Cell(float(ms), float(spread), min(int(count), 4))
-                for r, k, ms, spread, count in saved["cells"]
+                (int(r), int(k)): Cell(float(ms), min(int(count), 4))
+                for r, k, ms, count in saved["cells"]
             }
         except (OSError, ValueError, KeyError, TypeError):
             return False
