@@ -2,9 +2,9 @@
 
 Two implementations satisfy it: `native` (the C++ extension) and `reference` (numpy, row by row).
 Both are *row-invariant*: a row's result does not depend on how many rows are computed with it, on
-which, on the number of threads, or on how the prompt was chunked or cached. Every element is summed
-in one fixed order; attention reads keys and values by logical position from the pool, after rounding
-to the KV type, same-step rows included.
+which, on the number of threads, or on how the prompt was chunked or cached. Every element is
+summed in one fixed order; attention reads keys and values by logical position from the pool, after
+rounding to the KV type, same-step rows included.
 
 Words: T rows in the step, R requests, H hidden size, V vocabulary size, D head size. A *slot* is a
 place for one token's keys and values: block id * BLOCK + offset.
@@ -89,6 +89,7 @@ class KvPool:
     keys: NDArray[Any]
     values: NDArray[Any]
     bytes_per_block: int
+    handle: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

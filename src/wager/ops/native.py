@@ -14,12 +14,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from wager import _native
+import wager._native as _native
 from wager.config import ModelConfig
 from wager.errors import ConfigError, ModelError
 from wager.ops.base import (
@@ -42,13 +41,6 @@ INSTRUCTION_SETS: Final = ("scalar", "avx2", "avx512")
 MAX_HEAD_DIM: Final = 512
 _VECTOR: Final = 16
 _SEED_MASK: Final = (1 << 64) - 1
-
-
-@dataclass(slots=True)
-class NativePool(KvPool):
-    """Layout within a block: keys [D, BLOCK], values [BLOCK, D], per kv head."""
-
-    handle: Any
 
 
 class NativeOps:
@@ -101,10 +93,10 @@ class NativeOps:
         keys = raw_keys.view(dtype)[:-_VECTOR].reshape(*shape, config.head_dim, BLOCK)
         values = raw_values.view(dtype)[:-_VECTOR].reshape(*shape, BLOCK, config.head_dim)
         per_block = 2 * shape[0] * shape[2] * per_head * dtype.itemsize
-        return NativePool(kind, blocks, keys, values, per_block, handle)
+        return KvPool(kind, blocks, keys, values, per_block, handle)
 
     def copy_block(self, pool: KvPool, source: int, target: int) -> None:
-        _native.copy_block(pool.handle, source, target)  # type: ignore[attr-defined]
+        _native.copy_block(pool.handle, source, target)
 
     def embed(self, table: Matrix, tokens: I32) -> F32:
         return self._ops.embed(table, tokens)
@@ -114,10 +106,10 @@ class NativeOps:
     ) -> F32:
         return self._ops.attn_in(
             layer, x, batch.handle or _checked(batch), rope, pool.handle, index
-        )  # type: ignore[attr-defined]
+        )
 
     def attention(self, layer: Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
-        return self._ops.attention(layer, q, batch.handle or _checked(batch), pool.handle, index)  # type: ignore[attr-defined]
+        return self._ops.attention(layer, q, batch.handle or _checked(batch), pool.handle, index)
 
     def attn_out(self, layer: Layer, attended: F32, x: F32) -> None:
         self._ops.attn_out(layer, attended, x)
@@ -134,7 +126,7 @@ class NativeOps:
         rope: F32,
         pool: KvPool,
     ) -> None:
-        self._ops.decode(layers, first, x, batch.handle or _checked(batch), rope, pool.handle)  # type: ignore[attr-defined]
+        self._ops.decode(layers, first, x, batch.handle or _checked(batch), rope, pool.handle)
 
     def logits(self, norm: F32, eps: float, head: Matrix, x: F32, rows: I32) -> F32:
         return self._ops.logits(norm, eps, head, x, rows)

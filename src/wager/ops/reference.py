@@ -1,4 +1,4 @@
-"""The op set in numpy, row by row: slow, simple, and the other side of the native op set's contract.
+"""The op set in numpy, row by row: slow, simple, the other side of the native op set's contract.
 
 Every block loops over rows and computes each one alone, so a row's result cannot depend on the
 others. Weights keep their row-major order: "packed" bytes are the float32 rows, or for int8 the

@@ -9,8 +9,8 @@ border stay together.
   logits >= l hold at least top_p of the weight; 1 keeps all;
 - min_p: m + T * log(min_p); 0 keeps all.
 
-Noise (purpose TARGET): word (id mod 4) of Philox4x32-10 with the counter (id // 4, position, choice,
-purpose) and the key (low, high 32 bits of the seed); u = (word + 1/2) / 2^32, noise
+Noise (purpose TARGET): word (id mod 4) of Philox4x32-10 with the counter (id // 4, position,
+choice, purpose) and the key (low, high 32 bits of the seed); u = (word + 1/2) / 2^32, noise
 -log(-log(u)). Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011);
 the Gumbel-max trick as in Maddison, Tarlow and Minka (2014).
 """
@@ -59,7 +59,8 @@ def gumbel_noise(
     chosen = words[np.arange(len(ids)), ids % 4].astype(np.float64)
     # -log(u) as -log1p(u - 1): exact near 1, where the largest noise comes from.
     rest = (2.0**32 - 0.5 - chosen) * 2.0**-32
-    return -np.log(-np.log1p(-rest))
+    noise: NDArray[np.float64] = -np.log(-np.log1p(-rest))
+    return noise
 
 
 def survivors(logits: F32, params: SelectParams) -> tuple[F32, NDArray[np.int64]]:
@@ -68,7 +69,7 @@ def survivors(logits: F32, params: SelectParams) -> tuple[F32, NDArray[np.int64]
     inverse = np.float32(min(1.0 / params.temperature, _LARGEST_INVERSE))
     with np.errstate(over="ignore"):
         scaled = (logits - top) * inverse
-    bound = np.float32(-np.inf)
+    bound: np.float32 = np.float32(-np.inf)
     if 0 < params.top_k < len(logits):
         bound = np.partition(logits, -params.top_k)[-params.top_k]
     if params.top_p < 1.0:
@@ -77,8 +78,7 @@ def survivors(logits: F32, params: SelectParams) -> tuple[F32, NDArray[np.int64]
         )
     if params.min_p > 0.0:
         bound = max(bound, np.float32(float(top) + math.log(params.min_p) * params.temperature))
-    bound = min(bound, top)
-    kept = logits >= bound
+    kept = logits >= min(bound, top)
     return scaled, np.flatnonzero(kept & (logits > -np.inf))
 
 
@@ -87,4 +87,5 @@ def _top_p_bound(logits: F32, scaled: F32, top_p: float) -> np.float32:
     order = np.argsort(-logits, kind="stable")
     mass = np.cumsum(weights[order])
     reached = int(np.searchsorted(mass, top_p * mass[-1]))
-    return np.float32(logits[order[min(reached, len(order) - 1)]])
+    border: np.float32 = logits[order[min(reached, len(order) - 1)]]
+    return border
