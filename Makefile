@@ -12,11 +12,14 @@ $(STAMP): pyproject.toml requirements-dev.txt CMakeLists.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -r requirements-dev.txt
 	flock $(VENV)/.lock $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	$(BIN)/python -c "from wager.ops.base import choose; ops = choose('auto', 1); print('op set:', ops.name, ops.instruction_set)"
 	touch $@
 
 # Rebuild the extension after a change under native/.
 native: $(STAMP)
 	flock $(VENV)/.lock $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	$(BIN)/python -c "import wager._native" || \
+	  { echo "the extension did not build; see: $(BIN)/pip install -v --no-build-isolation --no-deps -e ."; exit 1; }
 
 demo: setup
 	$(BIN)/wager pull smollm2-135m

@@ -15,6 +15,8 @@ from wager.types import KvKind, WeightKind
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 64
 MAX_CHOICES = 128
+# The most recent match of long n-grams is kept current at a cost per token that grows with this.
+MAX_LOOKUP = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,8 @@ class SpeculationConfig:
             1024,
             "to decode without speculation leave the speculative config out",
         )
-        _integer("prompt_lookup_min", self.prompt_lookup_min, 1, 1 << 16)
-        _integer("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 16)
+        _integer("prompt_lookup_min", self.prompt_lookup_min, 1, MAX_LOOKUP)
+        _integer("prompt_lookup_max", self.prompt_lookup_max, 1, MAX_LOOKUP)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is larger than prompt_lookup_max: "

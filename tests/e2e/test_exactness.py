@@ -25,7 +25,7 @@ WEIGHTS = ("f32", "int8")
 MODES: dict[str, dict[str, Any]] = {
     "alone": {"prefix_cache": False, "max_num_seqs": 1},
     "shifting batch": {"prefix_cache": False, "max_num_seqs": 8},
-    "prefix hit": {"prefix_cache": True, "max_num_seqs": 8},
+    "prefix hit": {"prefix_cache": True, "max_num_seqs": 8, "kv_pool_blocks": 4000},
     "chunked prompt": {"prefix_cache": False, "max_num_seqs": 8, "max_batch_tokens": 24},
     "preempted": {"prefix_cache": True, "max_num_seqs": 8, "kv_pool_blocks": 14},
 }

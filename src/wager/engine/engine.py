@@ -9,6 +9,7 @@ Knows neither text (the sequence's state does) nor which drafting method it has.
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import Sequence as Items
@@ -32,6 +33,8 @@ from wager.runtime.target import Span, Target
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
 from wager.types import NO_DRAFT, CompletionOutput, Draft, RequestOutput
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -222,7 +225,15 @@ class Engine:
             # Rows of the head that pad the vocabulary are cut off: they are never picked.
             rows = logits[row : row + 1 + len(work.draft.tokens), : self.vocab_size]
             row += len(rows)
-            verdict = verify(rows, work.draft, sequence.state, self.model.ops)
+            try:
+                verdict = verify(rows, work.draft, sequence.state, self.model.ops)
+            except ValueError as error:
+                # NaN or infinite logits: this request ends, the others go on.
+                log.warning("request %s ends: %s", sequence.request.request_id, error)
+                sequence.state.stop_reason = f"the model gave no usable logits: {error}"
+                sequence.state.finish("abort")
+                self._end(sequence)
+                continue
             if not verdict.committed:
                 raise AssertionError("a step must commit at least one token per sampled request")
             sequence.computed = len(sequence.tokens) + verdict.accepted
