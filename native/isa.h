@@ -110,6 +110,11 @@ struct Kernels {
     int32_t (*gumbel_max)(const float* logits, int64_t n, float top, int32_t top_id, float inverse,
                           float bound, const float* maxima, const Philox& noise);
     void (*philox)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+    // For benchmarks. The last two return the number of multiply-adds; `sink` holds two factors.
+    float (*probe_read)(const uint8_t* data, int64_t bytes);
+    int64_t (*probe_f32)(int64_t rounds, float* sink);
+    int64_t (*probe_int8)(int64_t rounds, float* sink);
 };
 
 const Kernels* scalar_kernels();

@@ -3,6 +3,7 @@
 
 #include "kern_math.h"
 #include "kern_attention.h"
+#include "kern_probe.h"
 #include "kern_product.h"
 #include "kern_select.h"
 
@@ -31,6 +32,9 @@ constexpr Kernels TABLE = {
     exp_values,
     gumbel_max,
     philox,
+    probe_read,
+    probe_f32,
+    probe_int8,
 };
 
 }  // namespace wager::WAGER_ISA

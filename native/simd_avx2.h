@@ -124,6 +124,13 @@ inline void transpose4(V& a, V& b, V& c, V& d) {
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+// One step of the integer dot product at its fastest: how many products it adds to the sums.
+constexpr int INT8_PRODUCTS = 32;
+inline I multiply_add_int8(I sum, I a, I b) {
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a.a, b.a)),
+            _mm256_add_epi32(sum.b, _mm256_madd_epi16(a.b, b.b))};
+}
+
 // int8: four k of one row are widened to 16 bits, as two words: k 0 and 2, k 1 and 3. That order is
 // what two shifts make of the packed weights, and 16-bit products cannot saturate.
 constexpr int QUAD_WORDS = 2;

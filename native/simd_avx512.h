@@ -81,6 +81,10 @@ inline void transpose4(V& a, V& b, V& c, V& d) {
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+// One step of the integer dot product at its fastest: how many products it adds to the sums.
+constexpr int INT8_PRODUCTS = 64;
+inline I multiply_add_int8(I sum, I a, I b) { return {_mm512_dpbusd_epi32(sum.v, a.v, b.v)}; }
+
 // int8: one word holds four consecutive k of one row, signed; the weights, stored with an offset of
 // 128, are the unsigned side of the dot-product instruction.
 constexpr int QUAD_WORDS = 1;

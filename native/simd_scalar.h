@@ -79,6 +79,13 @@ inline void transpose4(V& a, V& b, V& c, V& d) {
 
 inline void prefetch(const void*) {}
 
+// One step of the integer dot product at its fastest: how many products it adds to the sums.
+constexpr int INT8_PRODUCTS = 16;
+inline I multiply_add_int8(I sum, I a, I b) {
+    WAGER_EACH sum.v[i] += int8_t(a.v[i]) * int8_t(b.v[i]);
+    return sum;
+}
+
 // int8: one word holds four consecutive k of one row.
 constexpr int QUAD_WORDS = 1;
 inline void pack_quad(const int8_t* q, uint32_t* out, int64_t) { std::memcpy(out, q, 4); }
