@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def ls() -> None:
     """Print the models that are here, and the weights that are packed for them."""
@@ -26,4 +28,5 @@ def ls() -> None:
             f"{model.name} (not pulled)"
         )  # fmt: skip
         table.add_row(name, size, model.quantisation, packed or "-", str(model.path))
-    Console().print(table)
+    # A pipe has no width to wrap at: there every model is one line.
+    Console(width=None if sys.stdout.isatty() else 1000).print(table)

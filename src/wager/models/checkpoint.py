@@ -130,12 +130,18 @@ def check_tensors(
     extra = next((name for name in found if name not in expected), None)
     if extra is not None:
         kind = "a bias" if extra.endswith(".bias") else "not part of a llama decoder"
-        raise UnsupportedModel(f"{path}: tensor {extra} is {kind}; {WHAT_WORKS}")
+        raise UnsupportedModel(f"{path}: tensor {quoted(extra)} is {kind}; {WHAT_WORKS}")
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise CorruptFile(
                 f"{path}: tensor {name} is {list(found[name])}, the config asks for {list(shape)}"
             )
+
+
+def quoted(value: object, limit: int = 60) -> str:
+    """Text from a file for a message: escaped, so that it stays on one line, and cut."""
+    text = repr(value[: 2 * limit] if isinstance(value, str) else value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 STORED_DTYPES: Final[dict[str, np.dtype[Any]]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from wager.errors import CorruptFile
-from wager.models.checkpoint import finite
+from wager.models.checkpoint import finite, quoted
 
 if TYPE_CHECKING:
     from wager.models.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ def build(
     if top_k is None:
         top_k = 0
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not -1 <= top_k < 1 << 31:
-        raise CorruptFile(f"{source}: top_k {top_k!r} is not a whole number of at least 0")
+        raise CorruptFile(f"{source}: top_k {quoted(top_k)} is not a whole number of at least 0")
     if temperature < 0 or not 0 < top_p <= 1:
         raise CorruptFile(f"{source}: temperature {temperature} or top_p {top_p} is out of range")
     if sampling.get("do_sample") is False:
@@ -69,5 +69,5 @@ def _number(source: str, sampling: Mapping[str, Any], key: str, default: float) 
         return default
     number = finite(value)
     if number is None:
-        raise CorruptFile(f"{source}: {key} {value!r} is not a number")
+        raise CorruptFile(f"{source}: {key} {quoted(value)} is not a number")
     return number

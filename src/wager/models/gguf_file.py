@@ -17,6 +17,7 @@ from typing import BinaryIO, Final, TypeAlias
 import numpy as np
 
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
+from wager.models.checkpoint import quoted
 
 MAX_HEADER: Final = 1 << 27
 MAX_ENTRIES: Final = 1 << 16
@@ -204,46 +205,46 @@ class _Parser:
         for _ in range(count):
             key = self.text("a metadata key", MAX_NAME)
             if key in metadata:
-                raise self.fail(f"damaged: metadata key {key!r} appears twice")
+                raise self.fail(f"damaged: metadata key {quoted(key)} appears twice")
             metadata[key] = self.value(self.u32("a value type"), key)
         return metadata
 
     def value(self, kind: int, key: str) -> Value:
         if kind == _STRING:
-            return self.text(f"the value of {key!r}", MAX_STRING)
+            return self.text(f"the value of {quoted(key)}", MAX_STRING)
         if kind == _ARRAY:
             return self.array(key)
         if kind not in _SCALARS:
-            raise self.fail(f"damaged: {key!r} has the unknown value type {kind}")
+            raise self.fail(f"damaged: {quoted(key)} has the unknown value type {kind}")
         code = _SCALARS[kind][0]
-        self.need(self.position + struct.calcsize(code), f"the value of {key!r}")
+        self.need(self.position + struct.calcsize(code), f"the value of {quoted(key)}")
         (value,) = struct.unpack_from(code, self.data, self.position)
         self.position += struct.calcsize(code)
         if kind == _BOOL:
             if value > 1:
-                raise self.fail(f"damaged: {key!r} is neither true nor false")
+                raise self.fail(f"damaged: {quoted(key)} is neither true nor false")
             return bool(value)
         return value  # type: ignore[no-any-return]
 
     def array(self, key: str) -> ArrayField:
         """Check an array and step over it."""
-        kind = self.u32(f"the array type of {key!r}")
-        count = self.u64(f"the array length of {key!r}", MAX_ARRAY)
+        kind = self.u32(f"the array type of {quoted(key)}")
+        count = self.u64(f"the array length of {quoted(key)}", MAX_ARRAY)
         start = self.position
         if kind == _STRING:
             self.skip_strings(key, count)
         elif kind in _SCALARS:
             end = start + count * struct.calcsize(_SCALARS[kind][0])
-            self.need(end, f"the array {key!r}")
+            self.need(end, f"the array {quoted(key)}")
             self.position = end
         else:
             nested = "an array of arrays" if kind == _ARRAY else f"of the unknown type {kind}"
-            raise self.fail(f"damaged: the array {key!r} is {nested}")
+            raise self.fail(f"damaged: the array {quoted(key)} is {nested}")
         return ArrayField(kind, count, start)
 
     def skip_strings(self, key: str, count: int) -> None:
         # The hot loop of a start: 50,000 tokens and as many merges.
-        position, data, what = self.position, self.data, f"the array {key!r}"
+        position, data, what = self.position, self.data, f"the array {quoted(key)}"
         self.need(position + 8 * count, what)
         read, have = _U64, len(data)
         for _ in range(count):
@@ -262,34 +263,34 @@ class _Parser:
     def tensors(self, count: int, metadata: dict[str, Value]) -> dict[str, TensorInfo]:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
-            raise self.fail(f"damaged: general.alignment is {alignment!r}")
+            raise self.fail(f"damaged: general.alignment is {quoted(alignment)}")
         if alignment & (alignment - 1):
             raise self.fail(f"damaged: general.alignment {alignment} is not a power of two")
         found: dict[str, TensorInfo] = {}
         for _ in range(count):
             name = self.text("a tensor name", MAX_TENSOR_NAME)
             if name in found:
-                raise self.fail(f"damaged: tensor {name!r} appears twice")
+                raise self.fail(f"damaged: tensor {quoted(name)} appears twice")
             found[name] = self.tensor(name, alignment)
         start = -(-self.position // alignment) * alignment
         return self.place(found, start)
 
     def tensor(self, name: str, alignment: int) -> TensorInfo:
         """One entry of the tensor list; its offset still counts from the start of the data."""
-        rank = self.u32(f"the rank of tensor {name!r}")
+        rank = self.u32(f"the rank of tensor {quoted(name)}")
         if not 1 <= rank <= MAX_DIMENSIONS:
-            raise self.fail(f"damaged: tensor {name!r} has {rank} dimensions")
-        sizes = [self.u64(f"a size of tensor {name!r}", MAX_ELEMENTS) for _ in range(rank)]
-        number = self.u32(f"the type of tensor {name!r}")
-        offset = self.u64(f"the offset of tensor {name!r}", 1 << 62)
+            raise self.fail(f"damaged: tensor {quoted(name)} has {rank} dimensions")
+        sizes = [self.u64(f"a size of tensor {quoted(name)}", MAX_ELEMENTS) for _ in range(rank)]
+        number = self.u32(f"the type of tensor {quoted(name)}")
+        offset = self.u64(f"the offset of tensor {quoted(name)}", 1 << 62)
         kind = TENSOR_TYPES.get(number)
         if kind is None:
             raise self.fail(
-                f"damaged, or newer than this reader: tensor {name!r} has type {number}"
+                f"damaged, or newer than this reader: tensor {quoted(name)} has type {number}"
             )
         if kind not in BLOCKS:
             raise UnsupportedModel(
-                f"{self._path}: tensor {name!r} is stored as {kind}; what works: "
+                f"{self._path}: tensor {quoted(name)} is stored as {kind}; what works: "
                 + ", ".join(BLOCKS)
             )
         items, width = BLOCKS[kind]
@@ -297,11 +298,11 @@ class _Parser:
         for size in sizes:
             elements *= size
         if not 1 <= elements <= MAX_ELEMENTS:
-            raise self.fail(f"damaged: tensor {name!r} has {elements} elements")
+            raise self.fail(f"damaged: tensor {quoted(name)} has {elements} elements")
         if sizes[0] % items:
-            raise self.fail(f"damaged: rows of tensor {name!r} are no multiple of {items}")
+            raise self.fail(f"damaged: rows of tensor {quoted(name)} are no multiple of {items}")
         if offset % alignment:
-            raise self.fail(f"damaged: the offset of tensor {name!r} is not aligned")
+            raise self.fail(f"damaged: the offset of tensor {quoted(name)} is not aligned")
         return TensorInfo(kind, tuple(reversed(sizes)), offset, elements // items * width)
 
     def place(self, tensors: dict[str, TensorInfo], start: int) -> dict[str, TensorInfo]:
@@ -309,11 +310,11 @@ class _Parser:
         placed, end, before = {}, 0, ""
         for name, info in sorted(tensors.items(), key=lambda item: item[1].offset):
             if info.offset < end:
-                raise self.fail(f"damaged: tensors {before!r} and {name!r} overlap")
+                raise self.fail(f"damaged: tensors {quoted(before)} and {quoted(name)} overlap")
             end, before = info.offset + info.nbytes, name
             if start + end > self._size:
                 raise self.fail(
-                    f"damaged or truncated: tensor {name!r} ends at byte {start + end}, "
+                    f"damaged or truncated: tensor {quoted(name)} ends at byte {start + end}, "
                     f"the file at {self._size}"
                 )
             placed[name] = TensorInfo(info.type, info.shape, start + info.offset, info.nbytes)

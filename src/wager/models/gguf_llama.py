@@ -25,6 +25,7 @@ from wager.models.checkpoint import (
     check_config,
     check_tensors,
     finite,
+    quoted,
     read_block,
     widen,
 )
@@ -97,7 +98,7 @@ def read_config(file: GgufFile) -> ModelConfig:
         raise CorruptFile(f"{file.path}: general.architecture is missing")
     if architecture != "llama":
         raise UnsupportedModel(
-            f"{file.path}: architecture {architecture!r} is not supported; {WHAT_WORKS}"
+            f"{file.path}: architecture {quoted(architecture)} is not supported; {WHAT_WORKS}"
         )
     settings = _Settings(file)
     settings.refuse_unknown()
@@ -148,7 +149,9 @@ class _Settings:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise CorruptFile(f"{self._file.path}: llama.{key} is not one whole number: {value!r}")
+            raise CorruptFile(
+                f"{self._file.path}: llama.{key} is not one whole number: {quoted(value)}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -157,7 +160,7 @@ class _Settings:
             return default
         number = finite(value)
         if number is None:
-            raise CorruptFile(f"{self._file.path}: llama.{key} is not a number: {value!r}")
+            raise CorruptFile(f"{self._file.path}: llama.{key} is not a number: {quoted(value)}")
         return number
 
     def refuse_unknown(self) -> None:
@@ -167,7 +170,8 @@ class _Settings:
                 continue
             if key not in _MUST_BE or value != _MUST_BE[key]:
                 raise UnsupportedModel(
-                    f"{self._file.path}: setting {full} = {value!r} is not supported; {WHAT_WORKS}"
+                    f"{self._file.path}: setting {quoted(full)} = {quoted(value)} is not "
+                    f"supported; {WHAT_WORKS}"
                 )
 
 
@@ -176,7 +180,7 @@ def _rope_factors(file: GgufFile, settings: _Settings, head_dim: int) -> tuple[f
     scale = settings.number("rope.scaling.factor", settings.number("rope.scale_linear", 1.0))
     if kind not in (None, "none", "linear", "llama3"):
         raise UnsupportedModel(
-            f"{file.path}: rope scaling {kind!r} is not supported; what works: none, linear, "
+            f"{file.path}: rope scaling {quoted(kind)} is not supported; what works: none, linear, "
             "llama3 (as rope_freqs)"
         )
     info = file.tensors.get(_ROPE_FREQS)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from wager.errors import CorruptFile, UnsupportedModel
 from wager.models.chat import ChatTemplate
+from wager.models.checkpoint import quoted
 from wager.models.gguf_file import GgufFile
 from wager.models.hf_tokenizer import parse
 from wager.models.paths import replacing, tokenizers_dir
@@ -114,13 +115,13 @@ def tokenizer_json(file: GgufFile) -> dict[str, Any]:
     model = file.metadata.get("tokenizer.ggml.model")
     if model != "gpt2":
         raise UnsupportedModel(
-            f"{file.path}: tokenizer model {model!r} is not supported; what works: 'gpt2' "
+            f"{file.path}: tokenizer model {quoted(model)} is not supported; what works: 'gpt2' "
             "(byte-level BPE)"
         )
     pre = file.metadata.get("tokenizer.ggml.pre")
     if pre not in _PRE_TOKENIZERS:
         raise UnsupportedModel(
-            f"{file.path}: pre-tokenizer {pre!r} is not supported; what works: "
+            f"{file.path}: pre-tokenizer {quoted(pre)} is not supported; what works: "
             + ", ".join(_PRE_TOKENIZERS)
         )
     tokens, types = _vocabulary(file)
@@ -165,7 +166,7 @@ def _merges(file: GgufFile, vocab: dict[str, int]) -> list[list[str]]:
         # Byte-level tokens hold no space; one that did would be cut at its first character.
         left, _, right = text.partition(" ")
         if left not in vocab or right not in vocab or left + right not in vocab:
-            raise CorruptFile(f"{file.path}: merge {text[:60]!r} names tokens that do not exist")
+            raise CorruptFile(f"{file.path}: merge {quoted(text)} names tokens that do not exist")
         merges.append([left, right])
     return merges
 
@@ -195,5 +196,5 @@ def _token_id(file: GgufFile, role: str, count: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        raise CorruptFile(f"{file.path}: {key} {value!r} is not in the vocabulary")
+        raise CorruptFile(f"{file.path}: {key} {quoted(value)} is not in the vocabulary")
     return value

@@ -23,6 +23,7 @@ from wager.models.checkpoint import (
     check_config,
     check_tensors,
     finite,
+    quoted,
     read_block,
     tensor_shapes,
     widen,
@@ -88,12 +89,14 @@ def read_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     ]
     if not isinstance(architectures, list) or architectures[0] not in _ARCHITECTURES:
         name = architectures[0] if isinstance(architectures, list) else architectures
-        raise UnsupportedModel(f"{path}: architecture {name!r} is not supported; {WHAT_WORKS}")
+        raise UnsupportedModel(
+            f"{path}: architecture {quoted(name)} is not supported; {WHAT_WORKS}"
+        )
     for key, allowed in _MUST_BE.items():
         value = raw.get(key)
         if value is not None and value not in allowed:
             may = " or ".join(repr(item) for item in allowed) or "left out"
-            raise UnsupportedModel(f"{path}: {key} is {_short(value)}; it must be {may}")
+            raise UnsupportedModel(f"{path}: {key} is {quoted(value)}; it must be {may}")
     kinds = raw.get("layer_types")
     if kinds is not None and set(map(str, kinds if isinstance(kinds, list) else [kinds])) != {
         "full_attention"
@@ -124,11 +127,6 @@ def read_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     return config
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 class _Fields:
     """Typed access to a JSON object."""
 
@@ -141,7 +139,7 @@ class _Fields:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-            raise CorruptFile(f"{self.path}: {key} is not a whole number: {_short(value)}")
+            raise CorruptFile(f"{self.path}: {key} is not a whole number: {quoted(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -150,13 +148,13 @@ class _Fields:
             return default
         number = finite(value)
         if number is None:
-            raise CorruptFile(f"{self.path}: {key} is not a number: {_short(value)}")
+            raise CorruptFile(f"{self.path}: {key} is not a number: {quoted(value)}")
         return number
 
     def flag(self, key: str) -> bool:
         value = self.raw.get(key, False)
         if not isinstance(value, bool):
-            raise CorruptFile(f"{self.path}: {key} is neither true nor false: {_short(value)}")
+            raise CorruptFile(f"{self.path}: {key} is neither true nor false: {quoted(value)}")
         return value
 
 
@@ -164,7 +162,7 @@ def _rope(fields: _Fields, head_dim: int) -> tuple[float, tuple[float, ...] | No
     """Base and divisors of the frequencies, from ``rope_parameters`` or from the older keys."""
     scaling = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
-        raise CorruptFile(f"{fields.path}: rope_scaling is not an object: {_short(scaling)}")
+        raise CorruptFile(f"{fields.path}: rope_scaling is not an object: {quoted(scaling)}")
     rules = _Fields(fields.path, scaling)
     theta = rules.number("rope_theta", fields.number("rope_theta", 10000.0))
     if not 0.0 < theta < 1e30:
@@ -177,8 +175,8 @@ def _rope(fields: _Fields, head_dim: int) -> tuple[float, tuple[float, ...] | No
         return theta, None
     if kind not in ("linear", "llama3"):
         raise UnsupportedModel(
-            f"{fields.path}: rope type {kind!r} is not supported; what works: default, linear, "
-            "llama3"
+            f"{fields.path}: rope type {quoted(kind)} is not supported; what works: default, "
+            "linear, llama3"
         )
     factor = rules.number("factor")
     if factor < 1.0:
@@ -235,5 +233,7 @@ def _generation(
     stated = sampling.get("eos_token_id", config.get("eos_token_id"))
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
     if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
-        raise CorruptFile(f"{path}: eos_token_id is not a token id or a list of them: {stated!r}")
+        raise CorruptFile(
+            f"{path}: eos_token_id is not a token id or a list of them: {quoted(stated)}"
+        )
     return generation.build(str(path), ids, sampling, tokenizer)

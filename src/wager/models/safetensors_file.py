@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
+from wager.models.checkpoint import quoted
 
 MAX_HEADER: Final = 1 << 24
 MAX_INDEX: Final = 1 << 24
@@ -59,11 +60,13 @@ def read_directory(directory: Path) -> tuple[dict[str, TensorInfo], str]:
     for name in sorted(set(place.values())):
         for tensor, info in read_safetensors(directory / name, digest).items():
             if place.get(tensor) != name:
-                raise CorruptFile(f"{directory / name}: tensor {tensor} is not in {INDEX} so")
+                raise CorruptFile(
+                    f"{directory / name}: tensor {quoted(tensor)} is not placed there by {INDEX}"
+                )
             tensors[tensor] = info
     missing = next((tensor for tensor in place if tensor not in tensors), None)
     if missing is not None:
-        raise CorruptFile(f"{directory / place[missing]}: tensor {missing} is missing")
+        raise CorruptFile(f"{directory / place[missing]}: tensor {quoted(missing)} is missing")
     return tensors, digest.hexdigest()
 
 
@@ -76,7 +79,9 @@ def read_index(path: Path) -> dict[str, str]:
     for tensor, name in place.items():
         plain = isinstance(name, str) and name.endswith(".safetensors") and "\0" not in name
         if not plain or "/" in name or "\\" in name or name.startswith("."):
-            raise CorruptFile(f"{path}: tensor {tensor} lies in {name!r}, which is no plain name")
+            raise CorruptFile(
+                f"{path}: tensor {quoted(tensor)} lies in {quoted(name)}, which is no plain name"
+            )
         if not (path.parent / name).is_file():
             raise ModelError(f"{path.parent / name}: is missing; {INDEX} names it")
     return place
@@ -91,10 +96,11 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(raw) > limit:
         raise CorruptFile(f"{path}: is larger than {limit} bytes")
-    return _parse_json(raw, path)
+    return parse_json(raw, path)
 
 
-def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
+def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CorruptFile."""
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     # RecursionError: nested too deep; ValueError also covers numbers that are too long.
@@ -140,7 +146,7 @@ def parse_safetensors(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, 
     raw = file.read(length)
     if len(raw) < length:
         raise CorruptFile(f"{path}: damaged or truncated: ends inside the header")
-    header = _parse_json(raw, path)
+    header = parse_json(raw, path)
     _check_metadata(path, header.pop("__metadata__", {}))
     if len(header) > MAX_TENSORS:
         raise CorruptFile(f"{path}: has {len(header)} tensors; {MAX_TENSORS} is the limit")
@@ -163,27 +169,30 @@ def _natural(value: Any) -> bool:
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """(dtype, shape, begin, end) of one header entry, begin and end within the data."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise CorruptFile(f"{path}: tensor {name!r} is not described by dtype, shape, data_offsets")
+        raise CorruptFile(
+            f"{path}: tensor {quoted(name)} is not described by dtype, shape, data_offsets"
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in WIDTHS:
         if isinstance(dtype, str) and dtype in _OTHER_TYPES:
             raise UnsupportedModel(
-                f"{path}: tensor {name!r} is stored as {dtype}; what works: {', '.join(WIDTHS)}"
+                f"{path}: tensor {quoted(name)} is stored as {dtype}; what works: "
+                + ", ".join(WIDTHS)
             )
-        raise CorruptFile(f"{path}: tensor {name!r} has the unknown dtype {str(dtype)[:40]!r}")
+        raise CorruptFile(f"{path}: tensor {quoted(name)} has the unknown dtype {quoted(dtype)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_natural, shape)):
-        raise CorruptFile(f"{path}: tensor {name!r} has no sound shape")
+        raise CorruptFile(f"{path}: tensor {quoted(name)} has no sound shape")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
-        raise CorruptFile(f"{path}: tensor {name!r} has no sound data_offsets")
+        raise CorruptFile(f"{path}: tensor {quoted(name)} has no sound data_offsets")
     elements = 1
     for item in shape:
         elements *= item
     if elements > MAX_ELEMENTS:
-        raise CorruptFile(f"{path}: tensor {name!r} has {elements} elements")
+        raise CorruptFile(f"{path}: tensor {quoted(name)} has {elements} elements")
     begin, end = offsets
     if end - begin != elements * WIDTHS[dtype]:
         raise CorruptFile(
-            f"{path}: tensor {name!r} takes {elements * WIDTHS[dtype]} bytes, "
+            f"{path}: tensor {quoted(name)} takes {elements * WIDTHS[dtype]} bytes, "
             f"its data_offsets hold {end - begin}"
         )
     return dtype, tuple(shape), begin, end
@@ -197,7 +206,7 @@ def _check_cover(
     for name, (_, _, begin, stop) in sorted(ranges.items(), key=lambda item: item[1][2:]):
         if begin != end:
             raise CorruptFile(
-                f"{path}: tensor {name!r} begins at byte {begin} of the data, not at {end}"
+                f"{path}: tensor {quoted(name)} begins at byte {begin} of the data, not at {end}"
             )
         end = stop
     if end != size:
