@@ -185,9 +185,11 @@ def main() -> None:
     rows = [int(r) for r in options.rows.split(",")]
     ops = NativeOps(options.threads, options.isa)
     machine = rates(ops)
-    print(f"{ops.instruction_set}, {ops.threads} threads; read {machine['read'] / 1e9:.1f} GB/s;",
-          "multiply-adds/s:",
-          ", ".join(f"{k} {v / 1e9:.0f} G" for k, v in machine["multiply_adds"].items()))
+    print(
+        f"{ops.instruction_set}, {ops.threads} threads; read {machine['read'] / 1e9:.1f} GB/s;",
+        "multiply-adds/s:",
+        ", ".join(f"{k} {v / 1e9:.0f} G" for k, v in machine["multiply_adds"].items()),
+    )
     blocks = -(-(options.context + max(rows)) // 16)
     stacks = [stack(ops, kind, SMOL, blocks) for kind in options.weights.split(",")]
     samples: dict[tuple[str, int], list[dict[str, float]]] = {}
@@ -207,7 +209,9 @@ def main() -> None:
             step, limit = median.pop("step"), s.limit_ms(r, options.context, machine)
             plain = plain or step
             parts = " ".join(f"{v:7.2f}" for v in median.values())
-            print(f"{r:4d} {step:6.2f} {limit:6.2f} {step / limit:6.2f} {step / plain:6.2f}  {parts}")
+            print(
+                f"{r:4d} {step:6.2f} {limit:6.2f} {step / limit:6.2f} {step / plain:6.2f}  {parts}"
+            )
     print("\nsampler, microseconds:", {k: round(v, 1) for k, v in sampler_us(ops).items()})
 
 

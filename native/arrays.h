@@ -22,6 +22,10 @@ using Ints2 = View<const int32_t, 2>;
 using MutableFloats2 = View<float, 2>;
 using NewArray = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
+// An argument that must come as it is: a converted copy would hide a mistake, and an array to be
+// written would be lost.
+inline auto exact(const char* name) { return nb::arg(name).noconvert(); }
+
 // A new [rows, columns] array, not initialised, aligned to a cache line.
 inline NewArray new_array(int64_t rows, int64_t columns) {
     constexpr std::align_val_t line{64};

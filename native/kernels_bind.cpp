@@ -13,6 +13,7 @@
 #include "pack.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace wager;
 
 namespace {
@@ -208,23 +209,28 @@ void bind_kernels(nb::module_& m) {
     m.def("packed_bytes", [](int64_t n, int64_t k, const std::string& kind) {
         return packed_bytes(n, k, weight_kind(kind));
     });
-    m.def("pack_into", &pack_into, "Empty when all went well, else what is wrong with a weight.");
-    m.def("matrix", &make_matrix);
-    m.def("layer", &make_layer);
-    m.def("pool", &make_pool);
+    m.def("pack_into", &pack_into, exact("out"), exact("weight"), "first_row"_a, "n"_a, "kind"_a,
+          "Empty when all went well, else what is wrong with a weight.");
+    m.def("matrix", &make_matrix, exact("data"), "n"_a, "k"_a, "kind"_a);
+    m.def("layer", &make_layer, "heads"_a, "kv_heads"_a, "dim"_a, "eps"_a, exact("attn_norm"),
+          "qkv"_a, "out"_a, exact("mlp_norm"), "gate_up"_a, "down"_a);
+    m.def("pool", &make_pool, exact("keys"), exact("values"), "layers"_a, "blocks"_a, "kv_heads"_a,
+          "dim"_a, "kind"_a);
     m.def("copy_block", &copy_block);
-    m.def("batch", &make_batch);
+    m.def("batch", &make_batch, exact("positions"), exact("row_starts"), exact("block_tables"));
     m.def("instruction_sets", &instruction_sets,
           "(name, whether its kernels give the known answers), best first.");
     nb::class_<Ops>(m, "Ops")
         .def_prop_ro("instruction_set", [](const Ops& ops) { return ops.kernels().name; })
         .def_prop_ro("threads", &Ops::threads)
-        .def("embed", &embed)
-        .def("attn_in", &attn_in)
-        .def("attention", &attention)
-        .def("attn_out", &attn_out)
-        .def("mlp", &mlp)
-        .def("decode", &decode)
-        .def("logits", &logits);
+        .def("embed", &embed, "table"_a, exact("tokens"))
+        .def("attn_in", &attn_in, "layer"_a, exact("x"), "batch"_a, exact("rope"), "pool"_a,
+             "index"_a)
+        .def("attention", &attention, "layer"_a, exact("q"), "batch"_a, "pool"_a, "index"_a)
+        .def("attn_out", &attn_out, "layer"_a, exact("attended"), exact("x"))
+        .def("mlp", &mlp, "layer"_a, exact("x"))
+        .def("decode", &decode, "layers"_a, "first"_a, exact("x"), "batch"_a, exact("rope"),
+             "pool"_a)
+        .def("logits", &logits, exact("norm"), "eps"_a, "head"_a, exact("x"), exact("rows"));
     m.def("ops", &make_ops);
 }

@@ -61,6 +61,7 @@ double multiply_rate(const Ops& ops, const std::string& kind, int64_t rounds) {
 }  // namespace
 
 void bind_probe(nb::module_& m) {
-    m.def("read_rate", &read_rate, "Bytes per second that all threads read together.");
+    m.def("read_rate", &read_rate, nb::arg("ops"), exact("data"),
+          "Bytes per second that all threads read together.");
     m.def("multiply_rate", &multiply_rate, "Multiply-adds per second of all threads together.");
 }

@@ -9,6 +9,7 @@
 #include "select.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace wager;
 
 namespace {
@@ -54,7 +55,8 @@ Words4 philox(const Ops& ops, Words4 counter, std::tuple<uint32_t, uint32_t> key
 }  // namespace
 
 void bind_select(nb::module_& m) {
-    m.def("select", &pick);
-    m.def("log_softmax", &log_softmax);
+    m.def("select", &pick, "ops"_a, exact("logits"), "temperature"_a, "top_k"_a, "top_p"_a,
+          "min_p"_a, "seed"_a, "choice"_a, "position"_a, "prune"_a);
+    m.def("log_softmax", &log_softmax, "ops"_a, exact("logits"), "ids"_a);
     m.def("philox", &philox);
 }

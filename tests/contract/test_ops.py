@@ -1,0 +1,207 @@
+"""What every op set promises, native (on each instruction set) and reference through one test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.ops.conftest import make, usable_sets
+from tests.ops.stack import EPS, build, config_of, pack, play, ragged
+from wager.config import ModelConfig
+from wager.errors import ModelError
+from wager.ops.base import F32, OpSet
+from wager.types import KvKind, WeightKind
+
+SETS = ["reference", *(f"native-{isa}-2" for isa in usable_sets())]
+KINDS: list[tuple[WeightKind, KvKind]] = [("f32", "f32"), ("f32", "f16"), ("int8", "f32")]
+# Groups of 1, 3 and 4 query heads, and every size of head that models in the wild have.
+SHAPES = {
+    "dim 16, group 2": config_of(),
+    "dim 32, group 1": config_of(heads=2, kv_heads=2, dim=32),
+    "dim 64, group 3": config_of(heads=3, kv_heads=1, dim=64, hidden=192, intermediate=160),
+    "dim 96, group 4": config_of(heads=4, kv_heads=1, dim=96, intermediate=288, vocab=33),
+    "dim 128, group 2": config_of(heads=2, kv_heads=1, dim=128, layers=1),
+    "dim 8": config_of(heads=4, kv_heads=2, dim=8, hidden=32, intermediate=32, vocab=7),
+}
+
+
+@pytest.fixture(params=SETS)
+def ops(request: pytest.FixtureRequest) -> Iterator[OpSet]:
+    made = make(request.param)
+    yield made
+    made.close()
+
+
+def tokens(rng: np.random.Generator, config: ModelConfig, count: int) -> NDArray[np.int32]:
+    return rng.integers(0, config.vocab_size, count).astype(np.int32)
+
+
+def same_bits(left: F32, right: F32) -> bool:
+    return left.shape == right.shape and np.array_equal(left, right) and not np.isnan(left).any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "kv"), KINDS)
+def test_rows_do_not_depend_on_their_company(
+    ops: OpSet, shape: str, kind: WeightKind, kv: KvKind
+) -> None:
+    config = SHAPES[shape]
+    rng = np.random.default_rng(11)
+    stack = build(ops, config, kind)
+    prompts = [tokens(rng, config, n) for n in (150, 40, 17)]
+    alone = [play(stack, kv, [p], [], blocks_seed=9)[0] for p in prompts]
+    schedules = [
+        [[200, 200, 200]],
+        [[1, 7, 0], [9, 3, 5], [0, 0, 2], [33, 16, 9]],
+        [rng.integers(0, 30, 3).tolist() for _ in range(4)],
+    ]
+    for steps in schedules:
+        for expected, found in zip(alone, play(stack, kv, prompts, steps), strict=True):
+            assert same_bits(expected, found)
+
+
+def test_blocks_one_by_one_equal_all_layers_in_one_call(ops: OpSet) -> None:
+    config = config_of()
+    stack = build(ops, config, "f32")
+    rng = np.random.default_rng(1)
+    batch = ragged([(tokens(rng, config, 20), 0, np.array([3, 1], np.int32))])
+    whole, pieces = stack.pool("f32"), stack.pool("f32")
+    expected = stack.step(whole, batch)
+    x = ops.embed(stack.table, batch.tokens)
+    for index, layer in enumerate(stack.layers):
+        q = ops.attn_in(layer, x, batch, stack.rope, pieces, index)
+        ops.attn_out(layer, ops.attention(layer, q, batch, pieces, index), x)
+        ops.mlp(layer, x)
+    assert same_bits(expected, ops.logits(stack.norm, EPS, stack.table, x, batch.logit_rows))
+    assert np.array_equal(whole.keys, pieces.keys, equal_nan=True)
+
+
+def test_a_copied_block_serves_like_the_first(ops: OpSet) -> None:
+    config = config_of()
+    stack = build(ops, config, "f32")
+    rng = np.random.default_rng(2)
+    prompt = tokens(rng, config, 21)
+    pool = stack.pool("f32", blocks=6)
+    stack.step(pool, ragged([(prompt[:20], 0, np.array([4, 2], np.int32))]))
+    ops.copy_block(pool, 2, 5)
+    last = [
+        stack.step(pool, ragged([(prompt[20:], 20, np.array(blocks, np.int32))]))
+        for blocks in ([4, 2], [4, 5])
+    ]
+    assert same_bits(last[0], last[1])
+    with pytest.raises(ValueError, match="copy_block"):
+        ops.copy_block(pool, 0, 6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_product_and_attention_against_double_precision(ops: OpSet, shape: str) -> None:
+    config = SHAPES[shape]
+    rng = np.random.default_rng(3)
+    stack = build(ops, config, "f32")
+    heads, group = config.num_heads, config.num_heads // config.num_kv_heads
+    weight = rng.standard_normal((77, config.hidden_size)).astype(np.float32)
+    x = rng.standard_normal((5, config.hidden_size)).astype(np.float32)
+    ones = np.ones(config.hidden_size, np.float32)
+    rows = np.array([4, 0, 2], np.int32)
+    found = ops.logits(ones, EPS, pack(ops, weight, "f32"), x, rows)
+    exact = x[rows].astype(np.float64)
+    exact /= np.sqrt((exact**2).mean(axis=1, keepdims=True) + EPS)
+    np.testing.assert_allclose(found, exact @ weight.T.astype(np.float64), rtol=1e-4, atol=1e-4)
+
+    seen = 145
+    blocks = rng.permutation(80)[: seen // 16 + 1].astype(np.int32)
+    pool = stack.pool("f32")
+    everything = rng.standard_normal((seen, config.hidden_size)).astype(np.float32)
+    batch = ragged([(np.zeros(seen, np.int32), 0, blocks)])
+    ops.attn_in(stack.layers[0], everything, batch, stack.rope, pool, 0)
+    keys, values = written(ops, pool.keys[0, blocks], pool.values[0, blocks], seen)
+    queries = rng.standard_normal((seen, heads * config.head_dim)).astype(np.float32)
+    attended = ops.attention(stack.layers[0], queries, batch, pool, 0)
+    for row in (0, 1, 15, 16, 127, 128, 144):
+        for head in range(heads):
+            q = queries[row].reshape(heads, -1)[head].astype(np.float64)
+            k, v = keys[head // group, : row + 1], values[head // group, : row + 1]
+            scores = k @ q / np.sqrt(config.head_dim)
+            weights = np.exp(scores - scores.max())
+            oracle = weights @ v / weights.sum()
+            np.testing.assert_allclose(
+                attended[row].reshape(heads, -1)[head], oracle, rtol=1e-4, atol=2e-5
+            )
+
+
+def written(
+    ops: OpSet, keys: NDArray[np.float32], values: NDArray[np.float32], seen: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Keys and values of a request as float64 [kv_heads, seen, D], out of either layout."""
+    if ops.name == "native":
+        keys = keys.swapaxes(2, 3)
+
+    def joined(blocks: NDArray[np.float32]) -> NDArray[np.float64]:
+        count, kv_heads, size, dim = blocks.shape
+        rows = blocks.transpose(1, 0, 2, 3).reshape(kv_heads, count * size, dim)
+        return rows[:, :seen].astype(np.float64)
+
+    return joined(keys), joined(values)
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+def test_a_packed_matrix_gives_its_rows_back(ops: OpSet, kind: WeightKind) -> None:
+    rng = np.random.default_rng(4)
+    weight = rng.standard_normal((130, 96)).astype(np.float32)
+    weight[7] = 0.0
+    weight[8, :32] *= 1e-7
+    rows = ops.embed(pack(ops, weight, kind), np.arange(130, dtype=np.int32))
+    if kind == "f32":
+        assert same_bits(rows, weight)
+    else:
+        # Half a quantisation step of the group, and what half precision does to tiny scales.
+        groups = np.abs(weight).reshape(130, 3, 32).max(axis=2)
+        bound = np.repeat(groups / 127 * 0.501 + 1e-6, 32, axis=1)
+        assert (np.abs(rows - weight) <= bound).all()
+    in_one_piece = ops.embed(pack(ops, weight, kind, 144), np.arange(130, dtype=np.int32))
+    assert same_bits(rows, in_one_piece)
+
+
+def test_weights_that_cannot_be_packed_are_refused(ops: OpSet) -> None:
+    good = np.ones((16, 64), np.float32)
+    for value in (np.nan, np.inf, -np.inf):
+        bad = good.copy()
+        bad[3, 5] = value
+        for kind in ("f32", "int8"):
+            with pytest.raises(ModelError, match="not finite"):
+                pack(ops, bad, kind)
+    with pytest.raises(ModelError, match=r"\[16, 40\].*multiple of 32"):
+        ops.packed_bytes(16, 40, "int8")
+    with pytest.raises(ModelError, match="too large"):
+        pack(ops, good * 1e8, "int8")
+    with pytest.raises(ValueError, match="size|bytes"):
+        ops.matrix(np.zeros(7, np.uint8), 16, 64, "f32")
+
+
+def test_indices_outside_are_refused(ops: OpSet) -> None:
+    config = config_of()
+    stack = build(ops, config, "f32")
+    pool = stack.pool("f32", blocks=4)
+    for bad in (-1, config.vocab_size):
+        with pytest.raises(ValueError, match="token id"):
+            ops.embed(stack.table, np.array([0, bad], np.int32))
+    some = np.zeros(3, np.int32)
+    for first, blocks in ((0, [4]), (0, [-1]), (15, [0]), (20, [0, -1]), (-1, [0])):
+        with pytest.raises(ValueError, match="block|position"):
+            stack.step(pool, ragged([(some, first, np.array(blocks, np.int32))]))
+    short = stack.rope[:2]
+    batch = ragged([(some, 0, np.array([0], np.int32))])
+    x = ops.embed(stack.table, batch.tokens)
+    with pytest.raises(ValueError, match="position"):
+        ops.attn_in(stack.layers[0], x, batch, short, pool, 0)
+    with pytest.raises(ValueError, match="row"):
+        ops.logits(stack.norm, EPS, stack.table, x, np.array([3], np.int32))
+
+
+def test_no_rows_of_logits(ops: OpSet) -> None:
+    stack = build(ops, config_of(), "f32")
+    x = np.ones((2, 64), np.float32)
+    assert ops.logits(stack.norm, EPS, stack.table, x, np.array([], np.int32)).shape == (0, 130)
