@@ -3,8 +3,8 @@
     python -m benchmarks.kernels [--rows 1,2,3,5,9,17,32] [--context 512] [--isa avx2] [--rounds 9]
 
 In one run: read bandwidth of a stream of 512 MB, the peak rate of multiply-adds, and the time of a
-step (all blocks, no sampler) by rows with random weights, arms alternating, medians. ``ratio`` is the
-time over max(bytes / bandwidth, multiply-adds / peak). Last, the parts of a step and the sampler.
+step (all blocks, no sampler) by rows with random weights, arms alternating, medians. ``ratio`` is
+the time over max(bytes / bandwidth, multiply-adds / peak). Last, the parts of a step and the sampler.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
-
 import wager._native as _native
+
 from wager.config import ModelConfig
 from wager.ops.base import F32, PACK_ROWS, KvPool, LayerWeights, Matrix, RaggedBatch, SelectParams
 from wager.ops.native import NativeOps
@@ -30,7 +30,7 @@ PROBES = 7
 
 
 def rates(ops: NativeOps) -> dict[str, Any]:
-    """``read``, bytes/s, and ``multiply_adds`` by weight kind, 1/s; of all threads, best of a few."""
+    """``read``, bytes/s, and ``multiply_adds`` by weight kind, 1/s: all threads, best of a few."""
     data = np.ones(STREAM_BYTES, np.uint8)
     read = max(_native.read_rate(ops._ops, data) for _ in range(PROBES))
     peaks = {

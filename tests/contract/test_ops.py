@@ -177,7 +177,7 @@ def test_weights_that_cannot_be_packed_are_refused(ops: OpSet) -> None:
         ops.packed_bytes(16, 40, "int8")
     with pytest.raises(ModelError, match="too large"):
         pack(ops, good * 1e8, "int8")
-    with pytest.raises(ValueError, match="size|bytes"):
+    with pytest.raises(ValueError, match=r"size|bytes"):
         ops.matrix(np.zeros(7, np.uint8), 16, 64, "f32")
 
 
@@ -190,7 +190,7 @@ def test_indices_outside_are_refused(ops: OpSet) -> None:
             ops.embed(stack.table, np.array([0, bad], np.int32))
     some = np.zeros(3, np.int32)
     for first, blocks in ((0, [4]), (0, [-1]), (15, [0]), (20, [0, -1]), (-1, [0])):
-        with pytest.raises(ValueError, match="block|position"):
+        with pytest.raises(ValueError, match=r"block|position"):
             stack.step(pool, ragged([(some, first, np.array(blocks, np.int32))]))
     short = stack.rope[:2]
     batch = ragged([(some, 0, np.array([0], np.int32))])

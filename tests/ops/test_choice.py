@@ -16,17 +16,17 @@ from wager.ops.base import choose
 def test_names() -> None:
     assert choose("reference", None).name == "reference"
     assert choose("auto", 1).name == ("native" if NATIVE else "reference")
-    with pytest.raises(ConfigError, match="ops.*fast"):
+    with pytest.raises(ConfigError, match=r"ops.*fast"):
         choose("fast", None)
-    with pytest.raises(ConfigError, match="threads.*0"):
+    with pytest.raises(ConfigError, match=r"threads.*0"):
         choose("auto", 0)
 
 
 def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="not built.*install"):
+    with pytest.raises(ConfigError, match=r"not built.*install"):
         choose("native", None)
-    with pytest.warns(RuntimeWarning, match="slower.*install"):
+    with pytest.warns(RuntimeWarning, match=r"slower.*install"):
         assert choose("auto", None).name == "reference"
 
 

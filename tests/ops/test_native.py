@@ -158,7 +158,7 @@ def test_instruction_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(ISA_VARIABLE, "scalar")
     assert NativeOps(1).instruction_set == "scalar"
     monkeypatch.setenv(ISA_VARIABLE, "sse9")
-    with pytest.raises(ConfigError, match="WAGER_ISA.*scalar, avx2, avx512.*sse9"):
+    with pytest.raises(ConfigError, match=r"WAGER_ISA.*scalar, avx2, avx512.*sse9"):
         NativeOps(1)
     monkeypatch.delenv(ISA_VARIABLE)
     assert choose_instruction_set() == usable_sets()[0]
@@ -166,6 +166,7 @@ def test_instruction_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_wrong_kernels_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     import wager._native as _native
+
     from wager.ops.native import choose_instruction_set
 
     answers = [("avx512", False), ("avx2", True), ("scalar", True)]
