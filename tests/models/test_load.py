@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -350,3 +352,16 @@ def test_generation_defaults(tmp_path: Path) -> None:
                 {"eos_token_id": 288}, {"eos_token_id": "</s>"}):  # fmt: skip
         with pytest.raises(CorruptFile):
             of(**bad)
+
+
+def test_unfinished_files_go_after_a_day(tmp_path: Path) -> None:
+    path = write_tiny_hf(tmp_path / "hf")
+    load(path)
+    (file,) = packed_dir().glob("*.packed")
+    file.unlink()
+    for name, age in (("old", 2 * 86400), ("new", 0)):
+        unfinished = packed_dir() / f".{file.name}.{name}"
+        unfinished.touch()
+        os.utime(unfinished, (time.time() - age, time.time() - age))
+    load(path)
+    assert {left.name for left in packed_dir().iterdir()} == {file.name, f".{file.name}.new"}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.models.chat import MAX_TEMPLATE, ChatTemplate
-from wager.models.safetensors_file import read_json
+from wager.models.safetensors_file import read_json, read_limited
 from wager.models.tokenizer import Tokenizer
 
 MAX_TOKENIZER: Final = 1 << 27
@@ -27,9 +27,7 @@ def from_directory(path: Path) -> Tokenizer:
                 "with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...))"
             )
         raise ModelError(f"{path}: has no tokenizer.json")
-    if file.stat().st_size > MAX_TOKENIZER:
-        raise CorruptFile(f"{file}: is larger than {MAX_TOKENIZER} bytes")
-    raw = file.read_bytes()
+    raw = read_limited(file, MAX_TOKENIZER)
     backend = parse(raw, file)
     settings_file = path / "tokenizer_config.json"
     settings = read_json(settings_file, MAX_SETTINGS) if settings_file.is_file() else {}
@@ -80,11 +78,9 @@ def _template(path: Path, settings: dict[str, Any]) -> str | None:
     """The chat template, from its own file or from the settings; of several, the default one."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        if file.stat().st_size > 4 * MAX_TEMPLATE:
-            raise CorruptFile(f"{file}: is larger than {4 * MAX_TEMPLATE} bytes")
         try:
-            return file.read_text(encoding="utf-8")
-        except ValueError as error:
+            return read_limited(file, 4 * MAX_TEMPLATE).decode("utf-8")
+        except UnicodeDecodeError as error:
             raise CorruptFile(f"{file}: is not UTF-8") from error
     template = settings.get("chat_template")
     if isinstance(template, list):

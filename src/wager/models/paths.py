@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+STALE_SECONDS: Final = 24 * 3600
+"""Unfinished files of this age belong to nobody any more."""
 
 
 def cache_dir() -> Path:
@@ -44,7 +49,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     name, so that a crash of the machine leaves no file of zeros behind. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    prefix = f".{path.name}."
+    for old in path.parent.glob(f"{glob.escape(prefix)}*"):
+        # What a process that was killed left behind.
+        if time.time() - old.stat().st_mtime > STALE_SECONDS:
+            old.unlink(missing_ok=True)
+    handle, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w+b") as file:

@@ -23,13 +23,12 @@ from typing import Final, TypeAlias
 
 from wager.errors import CorruptFile, ModelError
 from wager.models.catalogue import Entry
-from wager.models.paths import models_dir
+from wager.models.paths import STALE_SECONDS, models_dir
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (what, bytes done, bytes in all)."""
 
 _PIECE: Final = 1 << 20
-_STALE_SECONDS: Final = 24 * 3600
 _POLL_SECONDS: Final = 0.1
 
 
@@ -73,7 +72,7 @@ def _workspace() -> Iterator[Path]:
     root = models_dir()
     root.mkdir(parents=True, exist_ok=True)
     for old in root.glob(".pull-*"):
-        if old.is_dir() and time.time() - old.stat().st_mtime > _STALE_SECONDS:
+        if old.is_dir() and time.time() - old.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(old, ignore_errors=True)
     workspace = Path(tempfile.mkdtemp(prefix=".pull-", dir=root))
     try:

@@ -89,6 +89,11 @@ def read_index(path: Path) -> dict[str, str]:
 
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """A JSON object of at most ``limit`` bytes. Raises ModelError or CorruptFile."""
+    return parse_json(read_limited(path, limit), path)
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """A whole file of at most ``limit`` bytes. Raises ModelError or CorruptFile."""
     try:
         with path.open("rb") as file:
             raw = file.read(limit + 1)
@@ -96,7 +101,7 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(raw) > limit:
         raise CorruptFile(f"{path}: is larger than {limit} bytes")
-    return parse_json(raw, path)
+    return raw
 
 
 def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
