@@ -21,14 +21,27 @@ def backend(**options: object) -> ScriptedBackend:
     return ScriptedBackend(lambda name, arm, times: reply(name), **options)  # type: ignore[arg-type]
 
 
+def starts(scripted: ScriptedBackend) -> list[str]:
+    return [e.removeprefix("start ") for e in scripted.events if e.startswith("start")]
+
+
+def runs(scripted: ScriptedBackend) -> list[list[str]]:
+    parts = " ".join(scripted.events).split("stop")
+    return [part.split()[2:] for part in parts if part.strip()]
+
+
 def test_arms_alternate_and_every_second_group_is_turned_round() -> None:
-    scripted, target = backend(), measurement(6)
-    measure(scripted, target, repeats=1)
-    starts = [e.removeprefix("start ") for e in scripted.events if e.startswith("start")]
-    assert starts == ["plain", "ngram", "ngram", "plain", "ngram", "plain", "plain", "ngram"]
-    runs = " ".join(scripted.events).split("stop")
-    assert runs[0].split() == ["start", "plain", "w-0", "w-1", "w-2", "w-3"]
-    assert runs[4].split() == ["start", "ngram", "w-4", "w-5"]
+    scripted = backend()
+    measure(scripted, measurement(2), repeats=1)
+    assert starts(scripted)[:4] == ["plain", "ngram", "ngram", "plain"]
+    assert starts(scripted)[4:] == ["ngram", "plain", "plain", "ngram"]
+    assert runs(scripted) == [["w-0"]] * 4 + [["w-1"]] * 4
+
+
+def test_groups_hold_two_prompts_for_each_of_several_clients() -> None:
+    scripted = backend()
+    measure(scripted, measurement(6, clients=2), repeats=1)
+    assert runs(scripted) == [["w-0", "w-1", "w-2", "w-3"]] * 4 + [["w-4", "w-5"]] * 4
 
 
 @pytest.mark.parametrize(("repeats", "clients"), [(1, 1), (3, 1), (2, 8)])
@@ -47,19 +60,18 @@ def test_three_arms_go_there_and_back() -> None:
     scripted = backend()
     three = arms([SpeculationConfig("ngram", 4), SpeculationConfig("other", 8)])
     measure(scripted, Measurement("w", 1, [prompt("w-0")], three), repeats=1)
-    starts = [e.removeprefix("start ") for e in scripted.events if e.startswith("start")]
-    assert starts == ["plain", "ngram", "other", "other", "ngram", "plain"]
+    assert starts(scripted) == ["plain", "ngram", "other", "other", "ngram", "plain"]
 
 
 @pytest.mark.parametrize("run", range(1, 9))
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_early_end_keeps_only_complete_pairs(run: int, error: type[BaseException]) -> None:
-    scripted, target = backend(fail_at_run=run, error=error), measurement(8)
+    scripted, target = backend(fail_at_run=run, error=error), measurement(8, clients=2)
     with pytest.raises(error):
         measure(scripted, target, repeats=1)
     assert scripted.events[-1] == "stop"
     measured = target.measured()
-    # Groups of four: A B B A, then B A A B; a pair is complete whenever both ran equally often.
+    # Two groups of four: A B B A, then B A A B; a pair is complete whenever both ran equally often.
     complete = {1: 0, 2: 0, 3: 4, 4: 0, 5: 4, 6: 4, 7: 8, 8: 4}[run]
     assert len(measured) == complete
     found = cell(target, NGRAM[1])

@@ -11,9 +11,9 @@ from rich.console import Console
 from tests.bench.scripted import reply
 from tests.bench.test_results import cell_of, report
 from wager.bench import report as shown
-from wager.bench.measure import DEFAULT_SPECULATION, arms
+from wager.bench.measure import DEFAULT_SPECULATION, Measurement, arms
 from wager.bench.results import Cell
-from wager.bench.run import Plan
+from wager.bench.run import Plan, Run
 from wager.bench.workloads import RECIPES
 
 TIMES = [2.0, 2.2, 1.8, 2.1]
@@ -29,9 +29,21 @@ def plan(prompts: int = 4) -> Plan:
     return Plan([RECIPES["copy"]], [1], arms([DEFAULT_SPECULATION]), 1, prompts, None)
 
 
+def a_run() -> Run:
+    measurement = Measurement("copy", 1, [], arms([DEFAULT_SPECULATION]))
+    measurement.total_ms, measurement.draft_ms = {"ngram": 500.0}, {"ngram": 2.0}
+    return Run(measurements=[measurement, measurement])
+
+
 def text_of(*cells: Cell, interrupted: bool = False, prompts: int = 4) -> str:
     out = io.StringIO()
-    shown.show(Console(file=out, width=160), report(*cells), plan(prompts), interrupted=interrupted)
+    shown.show(
+        Console(file=out, width=160),
+        report(*cells),
+        plan(prompts),
+        a_run(),
+        interrupted=interrupted,
+    )
     return out.getvalue()
 
 
@@ -47,7 +59,7 @@ def test_the_table_shows_every_figure_on_one_line() -> None:
 
 def test_a_pipe_gets_no_colours_and_no_cut_columns(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown.console()
-    shown.show(out, report(a_cell(2.0)), plan())
+    shown.show(out, report(a_cell(2.0)), plan(), Run())
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "…" not in printed
@@ -56,7 +68,8 @@ def test_a_pipe_gets_no_colours_and_no_cut_columns(capsys: pytest.CaptureFixture
 
 def test_the_header_says_what_was_compared_and_how_often() -> None:
     printed = text_of(a_cell(2.0))
-    assert "ngram, at most 8 draft tokens, lookup 2 to 5" in printed
+    assert "speculation: ngram, at most 8 draft tokens, lookup 2 to 5" in printed
+    assert "drafting took 0.4 % of the time" in printed
     assert "4 prompts per workload, each 2 times per arm" in printed
     assert "fewer than 16 prompts" in printed
     assert "fewer than 16 prompts" not in text_of(a_cell(2.0), prompts=16)

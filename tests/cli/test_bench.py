@@ -105,8 +105,8 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
 def test_an_interrupt_prints_what_there_is(
     tiny_path: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first cell takes 4 runs; then one pair of the second is complete.
-    interrupt_after(monkeypatch, 6)
+    # The first cell takes 4 runs for each of 3 prompts; then one pair of the second is complete.
+    interrupt_after(monkeypatch, 14)
     file = tmp_path / "out.json"
     arguments = ["bench", str(tiny_path), *QUICK, "--clients", "1,2", "--json", str(file)]
     assert main(arguments) == 130

@@ -2,7 +2,9 @@
 
 For each group the arms run forwards and then backwards (A B B A), and the next group starts from
 the other end (B A A B), so that neither a machine that slows down nor one that warms up favours an
-arm. Every run starts with empty caches.
+arm. Every run starts with empty caches. Groups are as small as the number of clients allows: one
+prompt for one client, so that a disturbance of some seconds strikes one prompt, and shows in the
+interval, rather than one arm of them all; two prompts per client for more clients.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from wager.errors import ConfigError
 
 PLAIN: Final = "plain"
 DEFAULT_SPECULATION: Final = SpeculationConfig("ngram", 8, prompt_lookup_min=2, prompt_lookup_max=5)
-_GROUP: Final = 4
+_GROUP: Final = 2
 _WARM_UP_TOKENS: Final = 16
 
 
@@ -92,7 +94,7 @@ def measure(
     (prompt, arm) runs are done, of how many.
     """
     prompts = measurement.prompts
-    size = _GROUP * measurement.clients
+    size = 1 if measurement.clients == 1 else _GROUP * measurement.clients
     groups = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     total = 2 * repeats * len(prompts) * len(measurement.arms)
     done = 0

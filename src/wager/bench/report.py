@@ -15,7 +15,7 @@ from wager.bench.statistics import tokens_per_step
 from wager.bench.workloads import DEFAULT_PROMPTS
 
 if TYPE_CHECKING:
-    from wager.bench.run import Plan
+    from wager.bench.run import Plan, Run
 
 NA: Final = "n/a"
 _PIPE_WIDTH: Final = 160
@@ -81,7 +81,7 @@ def interval(cell: Cell) -> str:
     return f"{cell.speedup:.2f} [{cell.speedup_low:.2f}, {cell.speedup_high:.2f}]"
 
 
-def show(out: Console, report: Report, plan: Plan, *, interrupted: bool = False) -> None:
+def show(out: Console, report: Report, plan: Plan, run: Run, *, interrupted: bool = False) -> None:
     """Print the whole report: what was measured, the table, the notes, the conclusion."""
 
     def say(text: str) -> None:
@@ -91,7 +91,10 @@ def show(out: Console, report: Report, plan: Plan, *, interrupted: bool = False)
     say(header(report))
     for arm in plan.arms:
         if arm.speculation is not None:
-            say(f"{arm.name}: {arm.speculation.describe()}")
+            label = "speculation" if arm.name == arm.speculation.method else arm.name
+            share = run.draft_share(arm.name)
+            took = "" if share is None else f"; drafting took {100 * share:.1f} % of the time"
+            say(f"{label}: {arm.speculation.describe()}{took}")
     runs = 2 * plan.repeats
     say(f"{plan.prompts} prompts per workload, each {runs} times per arm, arms in turn (ABBA)")
     if plan.prompts < DEFAULT_PROMPTS:

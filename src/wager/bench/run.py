@@ -47,6 +47,11 @@ class Run:
         self.cells.extend(c for c in found if c is not None)
         self.measurements.append(measurement)
 
+    def draft_share(self, arm: str) -> float | None:
+        """Share of an arm's engine time that went into drafting (propose and observe)."""
+        total = sum(m.total_ms.get(arm, 0.0) for m in self.measurements)
+        return sum(m.draft_ms.get(arm, 0.0) for m in self.measurements) / total if total else None
+
 
 def execute(backend: Backend, plan: Plan, vocab_size: int, run: Run, progress: Progress) -> None:
     """Measure everything in ``plan``; on any exception ``run`` holds what was finished."""

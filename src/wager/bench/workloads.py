@@ -28,11 +28,11 @@ _WORDS: Final = (
 
 def _copy(rng: Random, _: int) -> Drawn:
     passage = f"{prose.paragraph(rng, 10)}\n\n{snippets.function(rng).source.rstrip()}"
+    # The first sentence of the copy is given: small models often set off on something else.
+    start = passage[: passage.index(".") + 1]
     content = (
         "Copy the text between the lines exactly, twice, without any change.\n"
-        f"-----\n{passage}\n-----\n"
-        f"First copy:\n-----\n{passage}\n-----\n"
-        "Second copy:\n-----\n"
+        f"-----\n{passage}\n-----\nFirst copy:\n-----\n{start}"
     )
     return Drawn(256, 0.0, content, ignore_eos=True)
 

@@ -146,7 +146,7 @@ def _measure(
                 if not run.cells:
                     raise
         found = describe(llm, run, step_ms)
-    report.show(console, found, plan, interrupted=interrupted)
+    report.show(console, found, plan, run, interrupted=interrupted)
     if interrupted:
         # What is written must be complete, so an interrupted run is only printed.
         raise typer.Exit(INTERRUPTED)
