@@ -52,7 +52,8 @@ def test_smollm2(reference: Any) -> None:
     llm = LLM("smollm2-135m", weights="f32", max_model_len=2048)
     stored = read(cases.SMOLLM2_FILE)
     for i, prompt in enumerate(prompts):
-        assert prompt == llm.tokenizer.encode(cases.PROMPTS[i], add_special=False)
+        if i not in cases.OTHER_TOKENS:
+            assert prompt == llm.tokenizer.encode(cases.PROMPTS[i], False), f"prompt {i}"
         ids = np.array(prompt)
         expected = reference.logits(theirs, ids)
         difference = np.abs(llm.logits(prompt) - expected).max()
