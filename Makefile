@@ -46,7 +46,7 @@ exact: setup
 
 bench: setup
 	$(BIN)/wager pull smollm2-135m
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python -m benchmarks.run_all
 
 engines: setup
 	scripts/peers.sh .peers

@@ -4,7 +4,8 @@
 
 In one run: read bandwidth of a stream of 512 MB, the peak rate of multiply-adds, and the time of a
 step (all blocks, no sampler) by rows with random weights, arms alternating, medians. ``ratio`` is
-the time over max(bytes / bandwidth, multiply-adds / peak). Last, the parts of a step and the sampler.
+the time over max(bytes / bandwidth, multiply-adds / peak). Last come the parts of a step and the
+sampler.
 """
 
 from __future__ import annotations
@@ -89,19 +90,36 @@ class Stack:
         return {"step": 1e3 * (end - start), **{k: 1e3 * v for k, v in spent.items()}}
 
     def limit_ms(self, rows: int, context: int, machine: dict[str, Any]) -> float:
-        """max(bytes / bandwidth, multiply-adds / peak)."""
-        weights = self.config.vocab_size * self.config.hidden_size
-        c = self.config
-        width = c.num_heads * c.head_dim
-        weights += c.num_layers * (
-            c.hidden_size * (2 * width + 2 * c.num_kv_heads * c.head_dim)
-            + 3 * c.hidden_size * c.intermediate_size
-        )
+        """`limit_ms` of this stack."""
         kv = self.pool.bytes_per_block * context / 16
-        attention = 2 * context * width * c.num_layers
-        peaks = machine["multiply_adds"]
-        work = weights / peaks[self.kind] + attention / peaks["f32"]
-        return 1e3 * max((self.matrix_bytes + kv) / machine["read"], rows * work)
+        return limit_ms(self.config, self.kind, self.matrix_bytes + kv, rows, context, machine)
+
+
+def multiplies(config: ModelConfig) -> int:
+    """Multiply-adds of one row in the matrix products, the head included."""
+    c = config
+    width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    layer = c.hidden_size * (2 * width + 2 * kv_width) + 3 * c.hidden_size * c.intermediate_size
+    return c.num_layers * layer + c.vocab_size * c.hidden_size
+
+
+def limit_ms(
+    config: ModelConfig,
+    kind: WeightKind,
+    read_bytes: float,
+    rows: int,
+    context: int,
+    machine: dict[str, Any],
+) -> float:
+    """The least that a step can take: max(bytes / bandwidth, multiply-adds / peak).
+
+    ``read_bytes`` are the packed weights and the keys and values of the context; ``machine`` is
+    what `rates` returns.
+    """
+    attention = 2 * context * config.num_heads * config.head_dim * config.num_layers
+    peaks = machine["multiply_adds"]
+    work = multiplies(config) / peaks[kind] + attention / peaks["f32"]
+    return 1e3 * max(read_bytes / machine["read"], rows * work)
 
 
 def stack(ops: NativeOps, kind: WeightKind, config: ModelConfig, blocks: int) -> Stack:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wager.models.load import resolve
 
 from tests.parity import cases
 from tests.parity.test_reference import continuation, read
 from wager import LLM
+from wager.models.load import resolve
 
 pytestmark = [
     pytest.mark.parity,

@@ -1,0 +1,234 @@
+"""A model beyond the small one: random weights in the shape of Qwen2.5-1.5B, llama layout, int8.
+
+    python -m benchmarks.shapes
+
+Written as bfloat16 safetensors, one file a layer, so that it never is in memory whole. Loaded twice
+in fresh processes, with a cache directory of their own: the first packs the weights, the second
+maps them. Random weights say nothing about the answers, everything about time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.tiny import tokenizer_json
+
+from benchmarks.results import Aim, Result, at_most, child, table
+from wager.ops.base import BLOCK
+
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 1536, 8960, 28, 12, 2, 128
+VOCAB = 151936
+ROWS = (1, 2, 5, 9, 17)
+CONTEXT = 512
+CHUNK = 1 << 22
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
+
+def shards() -> dict[str, dict[str, tuple[int, ...]]]:
+    """Tensor shapes by name, by file."""
+    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    files: dict[str, dict[str, tuple[int, ...]]] = {
+        "embed.safetensors": {
+            "model.embed_tokens.weight": (VOCAB, HIDDEN),
+            "model.norm.weight": (HIDDEN,),
+        }
+    }
+    for i in range(LAYERS):
+        at = f"model.layers.{i}."
+        files[f"layer-{i:02d}.safetensors"] = {
+            f"{at}input_layernorm.weight": (HIDDEN,),
+            f"{at}self_attn.q_proj.weight": (queries, HIDDEN),
+            f"{at}self_attn.k_proj.weight": (keys, HIDDEN),
+            f"{at}self_attn.v_proj.weight": (keys, HIDDEN),
+            f"{at}self_attn.o_proj.weight": (HIDDEN, queries),
+            f"{at}post_attention_layernorm.weight": (HIDDEN,),
+            f"{at}mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+            f"{at}mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+            f"{at}mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+        }
+    return files
+
+
+def write_shard(path: Path, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> None:
+    """One safetensors file of bfloat16: normal numbers of deviation 0.02, norms of ones."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {
+            "dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size],
+        }  # fmt: skip
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in shapes.values():
+            left = int(np.prod(shape))
+            if len(shape) == 1:
+                file.write(np.full(left, 0x3F80, "<u2").tobytes())
+                continue
+            while left:
+                count = min(left, CHUNK)
+                numbers = rng.standard_normal(count, dtype=np.float32) * np.float32(0.02)
+                file.write((numbers.view("<u4") >> 16).astype("<u2").tobytes())
+                left -= count
+
+
+def write_model(directory: Path) -> None:
+    """The whole model, in Hugging Face layout; 3.1 GB."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    place = {}
+    for file, shapes in shards().items():
+        write_shard(directory / file, shapes, rng)
+        place.update(dict.fromkeys(shapes, file))
+    for name, content in (
+        ("model.safetensors.index.json", {"metadata": {}, "weight_map": place}),
+        ("config.json", CONFIG),
+        ("tokenizer.json", tokenizer_json(288)),
+    ):
+        (directory / name).write_text(json.dumps(content))
+
+
+def memory() -> dict[str, float]:
+    """Megabytes (10^6) of this process: resident, of which anonymous, and the highest so far."""
+    fields = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in {"VmRSS", "RssAnon", "VmHWM"}:
+            fields[name] = int(value.split()[0]) * 1024 / 1e6
+    return {"resident": fields["VmRSS"], "anonymous": fields["RssAnon"], "peak": fields["VmHWM"]}
+
+
+def load(directory: str, machine: Result | None) -> Result:
+    """In a fresh process: load, one token, and, given the machine's rates, steps and limits."""
+    from benchmarks.kernels import limit_ms
+    from wager import LLM, SamplingParams
+
+    started = time.perf_counter()
+    llm = LLM(directory, weights="int8", max_model_len=1024, max_num_seqs=4)
+    loaded = time.perf_counter() - started
+    llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=1))
+    result: Result = {
+        "load_s": loaded,
+        "memory": memory(),
+        "packed_mb": llm.model.packed_bytes / 1e6,
+        "kv_mb": llm.engine.pool.blocks * llm.engine.target.pool.bytes_per_block / 1e6,
+    }
+    if machine is not None:
+        kv = llm.engine.target.pool.bytes_per_block * CONTEXT / BLOCK
+        read_bytes = llm.model.packed_bytes + kv
+        result["limits"] = [
+            limit_ms(llm.model.config, "int8", read_bytes, rows, CONTEXT, machine) for rows in ROWS
+        ]
+        result["steps"] = {
+            str(rows): statistics.median(llm.engine.costs.measure(rows, CONTEXT, 5))
+            for rows in ROWS
+        }
+        result["memory_after_steps"] = memory()
+    llm.close()
+    return result
+
+
+def measure(machine: Result) -> Result:
+    """Write the model, load it twice. ``machine`` is what `kernels.rates` returned."""
+    with tempfile.TemporaryDirectory(prefix="wager-shapes-") as folder:
+        directory = Path(folder) / "model"
+        started = time.monotonic()
+        write_model(directory)
+        written = time.monotonic() - started
+        home = os.environ.get("WAGER_HOME")
+        os.environ["WAGER_HOME"] = str(Path(folder) / "home")
+        try:
+            first = child("benchmarks.shapes", str(directory))
+            mapped = child("benchmarks.shapes", str(directory), json.dumps(machine))
+        finally:
+            if home is None:
+                del os.environ["WAGER_HOME"]
+            else:
+                os.environ["WAGER_HOME"] = home
+    return {"written_s": written, "first": first, "mapped": mapped}
+
+
+def report(result: Result) -> str:
+    """Steps beside their limit; loading; memory."""
+    steps = [result["mapped"]["steps"][str(r)] for r in ROWS]
+    least = result["mapped"]["limits"]
+    rows: list[list[object]] = [
+        ["wager int8", *steps],
+        ["limit", *least],
+        ["of the limit", *(step / bound for step, bound in zip(steps, least, strict=True))],
+    ]
+    loading = [
+        [name, run["load_s"], run["packed_mb"], run["memory"]["resident"], run["memory"]["peak"]]
+        for name, run in (("first (packs)", result["first"]), ("later (maps)", result["mapped"]))
+    ]
+    return "\n\n".join(
+        (
+            f"Shape of Qwen2.5-1.5B, random weights, int8, ms per step, context {CONTEXT}:",
+            table(["rows", *map(str, ROWS)], rows),
+            table(["load", "s", "packed MB", "resident MB", "peak MB"], loading),
+        )
+    )
+
+
+def aims(result: Result) -> list[Aim]:
+    """The 9-row step near its limit, the resident size near the packed weights."""
+    one = result["mapped"]
+    steps = one["steps"]
+    v8 = steps["9"] / steps["1"]
+    of_limit = steps["9"] / one["limits"][ROWS.index(9)]
+    size = (one["memory"]["resident"] - one["kv_mb"]) / one["packed_mb"]
+    return [
+        Aim(
+            "v(8), int8, 1.5B shape",
+            "<= 1.70, or <= 1.35x the limit",
+            f"{v8:.2f}, {of_limit:.2f}x the limit",
+            v8 <= 1.70 or of_limit <= 1.35,
+        ),
+        at_most("resident after load, less KV, of packed, 1.5B shape", size, 1.2, "x"),
+    ]
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        machine = json.loads(sys.argv[2]) if len(sys.argv) > 2 else None
+        print(json.dumps(load(sys.argv[1], machine)))
+    else:
+        from benchmarks.kernels import rates
+        from wager.ops.native import NativeOps
+
+        print(report(measure(rates(NativeOps(2)))))
+
+
+if __name__ == "__main__":
+    main()
