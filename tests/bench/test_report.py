@@ -16,7 +16,7 @@ from wager.bench.results import Cell
 from wager.bench.run import Plan, Run
 from wager.bench.workloads import RECIPES
 
-TIMES = [2.0, 2.2, 1.8, 2.1]
+TIMES = [2.0, 2.2, 1.8, 2.1, 1.9]
 
 
 def a_cell(speed: float, workload: str = "copy") -> Cell:
@@ -25,7 +25,7 @@ def a_cell(speed: float, workload: str = "copy") -> Cell:
     return replace(cell_of(plain, spec), workload=workload)
 
 
-def plan(prompts: int = 4) -> Plan:
+def plan(prompts: int = 5) -> Plan:
     return Plan([RECIPES["copy"]], [1], arms([DEFAULT_SPECULATION]), 1, prompts, None)
 
 
@@ -35,7 +35,7 @@ def a_run() -> Run:
     return Run(measurements=[measurement, measurement])
 
 
-def text_of(*cells: Cell, interrupted: bool = False, prompts: int = 4) -> str:
+def text_of(*cells: Cell, interrupted: bool = False, prompts: int = 5) -> str:
     out = io.StringIO()
     shown.show(
         Console(file=out, width=160),
@@ -51,7 +51,7 @@ def test_the_table_shows_every_figure_on_one_line() -> None:
     lines = text_of(a_cell(2.0), a_cell(0.5, "random")).splitlines()
     copy = next(line for line in lines if line.startswith("copy"))
     assert " ".join(copy.split()) == (
-        "copy 1 1.5 3.0 2.00 [2.00, 2.00] 2.11 7.00 75 % 100 % 4/4 use"
+        "copy 1 1.5 3.0 2.00 [2.00, 2.00] 2.11 7.00 75 % 100 % 5/5 use"
     )
     rand = next(line for line in lines if line.startswith("random"))
     assert rand.endswith("do not use")
@@ -70,7 +70,7 @@ def test_the_header_says_what_was_compared_and_how_often() -> None:
     printed = text_of(a_cell(2.0))
     assert "speculation: ngram, at most 8 draft tokens, lookup 2 to 5" in printed
     assert "drafting took 0.4 % of the time" in printed
-    assert "4 prompts per workload, each 2 times per arm" in printed
+    assert "5 prompts per workload, each 2 times per arm" in printed
     assert "fewer than 16 prompts" in printed
     assert "fewer than 16 prompts" not in text_of(a_cell(2.0), prompts=16)
     assert "checking 8 draft tokens costs 1.36 plain steps" in printed
@@ -86,7 +86,7 @@ def test_not_measured_is_na_never_zero() -> None:
         a_cell(2.0), speedup_low=None, speedup_high=None, verdict=None, acceptance_rate=None
     )
     line = next(x for x in text_of(single).splitlines() if x.startswith("copy"))
-    assert " ".join(line.split()) == "copy 1 1.5 3.0 2.00 [n/a] 2.11 7.00 n/a 100 % 4/4 n/a"
+    assert " ".join(line.split()) == "copy 1 1.5 3.0 2.00 [n/a] 2.11 7.00 n/a 100 % 5/5 n/a"
 
 
 def test_the_conclusion_names_hits_and_misses() -> None:
@@ -97,13 +97,13 @@ def test_the_conclusion_names_hits_and_misses() -> None:
     assert "No difference was shown on story (1.00x" in said
     assert "costs time on random (0.50x" in said
     assert "80 % of the time goes into the prompt" in said
-    assert "changed no reply: 12 of 12" in said
+    assert "changed no reply: 15 of 15" in said
 
 
 def test_changed_output_is_loud() -> None:
-    changed = replace(a_cell(2.0), identical=3)
-    assert "OUTPUT CHANGED: copy: 1 of 4" in text_of(changed)
-    assert "CHANGED 1 of 4" in shown.conclusion([changed])
+    changed = replace(a_cell(2.0), identical=4)
+    assert "OUTPUT CHANGED: copy: 1 of 5" in text_of(changed)
+    assert "CHANGED 1 of 5" in shown.conclusion([changed])
 
 
 def test_an_arm_that_never_drafted_is_pointed_out() -> None:

@@ -117,17 +117,19 @@ def test_runs_of_a_prompt_are_its_median() -> None:
 
 
 def test_the_verdict_follows_the_interval_of_whole_requests() -> None:
-    def times(values: Sequence[float]) -> list[list[Answer]]:
-        return [[reply(f"p{i}", total=t)] for i, t in enumerate(values)]
+    def times(values: Sequence[float], drafts: tuple[int, int] = (4, 2)) -> list[list[Answer]]:
+        return [[reply(f"p{i}", total=t, drafts=[drafts])] for i, t in enumerate(values)]
 
-    slow, fast = times([2.0, 2.2, 1.8, 2.1]), times([1.0, 1.1, 0.9, 1.05])
-    mixed = times([1.0, 4.4, 0.9, 3.0])
+    slow, fast = times([2.0, 2.2, 1.8, 2.1, 1.9]), times([1.0, 1.1, 0.9, 1.05, 1.0])
+    mixed = times([1.0, 4.4, 0.9, 3.0, 1.9])
     assert cell_of(slow, fast).verdict == "use"
     assert cell_of(fast, slow).verdict == "do not use"
     assert cell_of(slow, mixed).verdict == "no difference"
     assert cell_of(slow, slow).verdict == "no difference"
-    assert cell_of(slow[:1], fast[:1]).verdict is None
-    assert cell_of(slow[:1], fast[:1]).speedup_low is None
+    assert cell_of(slow[:4], fast[:4]).verdict is None
+    assert cell_of(slow[:4], fast[:4]).speedup_low is None
+    wrong = times([1.0, 1.1, 0.9, 1.05, 1.0], drafts=(4, 0))
+    assert cell_of(slow, wrong).verdict == "no difference"
 
 
 def test_no_draft_at_all_is_null_not_zero_or_nan() -> None:

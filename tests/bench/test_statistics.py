@@ -13,7 +13,7 @@ from wager.bench.statistics import Ratio, median, paired_ratio, pool, tokens_per
 from wager.types import DraftCounts
 
 seconds = st.floats(0.01, 100.0)
-pairs = st.lists(st.tuples(seconds, seconds), min_size=2, max_size=24)
+pairs = st.lists(st.tuples(seconds, seconds), min_size=5, max_size=24)
 
 
 def test_the_ratio_is_one_of_sums_not_a_mean_of_ratios() -> None:
@@ -50,7 +50,7 @@ def test_scaling_one_side_scales_everything(
         assert isclose(one * factor, other, rel_tol=1e-9)
 
 
-@given(st.lists(seconds, min_size=2, max_size=24))
+@given(st.lists(seconds, min_size=5, max_size=24))
 def test_equal_arms_have_a_ratio_of_exactly_one(times: list[float]) -> None:
     assert paired_ratio(times, times) == Ratio(1.0, 1.0, 1.0)
 
@@ -75,8 +75,17 @@ def test_nothing_measured_is_none(above: list[float], below: list[float]) -> Non
     assert paired_ratio(above, below) == Ratio(None)
 
 
-def test_one_pair_has_no_interval() -> None:
-    assert paired_ratio([3.0], [2.0]) == Ratio(1.5)
+@pytest.mark.parametrize("pairs", [1, 2, 4])
+def test_a_few_pairs_have_no_interval(pairs: int) -> None:
+    assert paired_ratio([3.0] * pairs, [2.0] * pairs) == Ratio(1.5)
+    assert paired_ratio([3.0] * 5, [2.0] * 5) == Ratio(1.5, 1.5, 1.5)
+
+
+def test_a_gain_without_an_accepted_token_is_no_reason_to_use_it() -> None:
+    gain, loss = Ratio(1.3, 1.1, 1.5), Ratio(0.8, 0.7, 0.9)
+    assert verdict(gain, accepted=1) == verdict(gain, accepted=None) == "use"
+    assert verdict(gain, accepted=0) == "no difference"
+    assert verdict(loss, accepted=0) == "do not use"
 
 
 def test_lengths_must_agree() -> None:

@@ -138,5 +138,5 @@ def test_demo_says_that_it_is_a_quick_look(tmp_path: Path, capsys: Capture) -> N
     assert main(["bench", str(model), "--workload", "random", "--demo", "--max-tokens", "8"]) == 0
     printed = capsys.readouterr().out
     assert "weights int8" in printed
-    assert "6 prompts per workload" in printed
+    assert "8 prompts per workload" in printed
     assert "fewer than 16 prompts" in printed

@@ -105,8 +105,10 @@ def show(out: Console, report: Report, plan: Plan, run: Run, *, interrupted: boo
         say(steps)
     out.print()
     out.print(table(report.cells))
-    out.print()
-    for line in notes(report.cells):
+    remarks = notes(report.cells)
+    if remarks:
+        out.print()
+    for line in remarks:
         say(f"- {line}")
     if report.cells:
         out.print()

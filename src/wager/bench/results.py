@@ -124,6 +124,7 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         for p, a, b, s, t in zip(prompts, plain, spec, plain_times, spec_times, strict=True)
     ]
     speed = _speedup(plain_times, spec_times, decode=False)
+    figures = _draft_figures(spec)
     return Cell(
         workload=measurement.workload,
         clients=measurement.clients,
@@ -139,12 +140,12 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         prefill_share=paired_ratio(
             [t.first for t in plain_times], [t.total for t in plain_times]
         ).value,
-        **_draft_figures(spec),
+        **figures,
         outputs=len(requests),
         identical=sum(request.identical for request in requests),
         followed=_followed(prompts, spec),
         loops=sum(loops(answers[0].token_ids) for answers in spec),
-        verdict=verdict(speed),
+        verdict=verdict(speed, figures["accepted"]),
         requests=requests,
     )
 

@@ -16,6 +16,8 @@ Verdict: TypeAlias = Literal["use", "no difference", "do not use"]
 RESAMPLES: Final = 2000
 MARGIN: Final = 0.01
 """Half a verdict's dead zone: differences of at most 1 % are not worth a recommendation."""
+MIN_PAIRS: Final = 5
+"""Fewer pairs give no interval: resampling two or three values says nothing about the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ def paired_ratio(
     """sum(numerators) / sum(denominators) over pairs, with an interval bootstrapped over pairs.
 
     The pairs (prompts) are drawn with replacement, 2,000 times with a fixed seed, and the middle
-    95 % of the ratios is the interval (Efron's percentile method). One pair gives no interval.
+    95 % of the ratios is the interval (Efron's percentile method). Fewer than MIN_PAIRS pairs give
+    no interval.
     """
     if len(numerators) != len(denominators):
         raise ValueError("numerators and denominators must be of one length")
@@ -43,7 +46,7 @@ def paired_ratio(
     if not len(above) or not total > 0.0:
         return Ratio(None)
     value = float(above.sum()) / total
-    if len(above) < 2:
+    if len(above) < MIN_PAIRS:
         return Ratio(value)
     picks = np.random.default_rng(seed).integers(0, len(above), size=(RESAMPLES, len(above)))
     sums = below[picks].sum(axis=1)
@@ -53,14 +56,16 @@ def paired_ratio(
     return Ratio(value, float(low), float(high))
 
 
-def verdict(speedup: Ratio) -> Verdict | None:
+def verdict(speedup: Ratio, accepted: int | None = None) -> Verdict | None:
     """``use`` when the whole interval lies above 1.01, ``do not use`` when it lies below 0.99.
 
-    Anything else is ``no difference``: none was shown. None without an interval.
+    Anything else is ``no difference``: none was shown. None without an interval. Without a single
+    ``accepted`` draft token there is nothing that could have saved time, so that a gain must be
+    the machine's doing, and is no reason to use speculation. None stands for not known.
     """
     if speedup.low is None or speedup.high is None:
         return None
-    if speedup.low > 1.0 + MARGIN:
+    if speedup.low > 1.0 + MARGIN and accepted != 0:
         return "use"
     if speedup.high < 1.0 - MARGIN:
         return "do not use"

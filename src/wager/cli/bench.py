@@ -16,7 +16,7 @@ from wager.errors import ConfigError
 if TYPE_CHECKING:
     from wager.bench.run import Plan
 
-DEMO_PROMPTS = 6
+DEMO_PROMPTS = 8
 DEMO_TOKENS = 96
 
 
