@@ -66,6 +66,21 @@ def test_a_pipe_gets_no_colours_and_no_cut_columns(capsys: pytest.CaptureFixture
     assert "[2.00, 2.00]" in printed
 
 
+def test_a_narrow_terminal_gets_fewer_columns_rather_than_cut_ones() -> None:
+    cells = [replace(a_cell(1.02), verdict="no difference"), a_cell(0.5, "summarise")]
+    for width, detail in ((80, False), (160, True)):
+        out = io.StringIO()
+        shown.show(Console(file=out, width=width), report(*cells), plan(), Run())
+        printed = out.getvalue()
+        assert "…" not in printed
+        assert ("accepted" in printed) == detail
+        assert ("clients" in printed) == detail
+        row = next(x for x in printed.splitlines() if x.startswith("copy"))
+        assert row.endswith("5/5 no difference" if not detail else "5/5  no difference")
+    eight = replace(a_cell(2.0), clients=8)
+    assert "clients" in str(shown.table([cells[0], eight], detail=False).columns[1].header)
+
+
 def test_the_header_says_what_was_compared_and_how_often() -> None:
     printed = text_of(a_cell(2.0))
     assert "speculation: ngram, at most 8 draft tokens, lookup 2 to 5" in printed

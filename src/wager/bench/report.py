@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -29,37 +29,53 @@ def console(color: bool = True) -> Console:
     return Console(highlight=False, width=width, no_color=not color or probe.no_color)
 
 
-def table(cells: Sequence[Cell]) -> Table:
-    """One row per cell. Speed-ups are of whole requests unless the heading says decode."""
-    several = len({cell.method for cell in cells}) > 1
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    grid.add_column("workload", no_wrap=True)
-    if several:
-        grid.add_column("method", no_wrap=True)
-    for heading in (
-        "clients", "plain\ntok/s", "spec\ntok/s", "speed-up\n[95 %]", "decode\nspeed-up",
-        "tokens\n/ step", "accepted\n/ drafted", "steps with\na draft", "same\noutput",
-    ):  # fmt: skip
+Column = tuple[str, Callable[[Cell], str]]
+_FIRST: Final[tuple[Column, ...]] = (
+    ("plain\ntok/s", lambda cell: number(cell.plain_tok_s)),
+    ("spec\ntok/s", lambda cell: number(cell.spec_tok_s)),
+    ("speed-up\n[95 %]", lambda cell: interval(cell)),
+    ("decode\nspeed-up", lambda cell: number(cell.decode_speedup, 2)),
+    ("tokens\n/ step", lambda cell: number(cell.tokens_per_step, 2)),
+)
+_DETAIL: Final[tuple[Column, ...]] = (
+    ("accepted\n/ drafted", lambda cell: percent(cell.acceptance_rate)),
+    ("steps with\na draft", lambda cell: percent(cell.coverage)),
+)
+_LAST: Final[tuple[Column, ...]] = (
+    ("same\noutput", lambda cell: f"{cell.identical}/{cell.outputs}"),
+)
+
+
+def table(cells: Sequence[Cell], *, detail: bool = True) -> Table:
+    """One row per cell. Speed-ups are of whole requests unless the heading says decode.
+
+    Without ``detail`` it fits into 80 columns: acceptance and coverage are left out, and so is
+    the number of clients where it is the same throughout.
+    """
+    keys: list[Column] = [("workload", lambda cell: cell.workload)]
+    if len({cell.method for cell in cells}) > 1:
+        keys.append(("method", lambda cell: cell.method))
+    figures = [*_FIRST, *(_DETAIL if detail else ()), *_LAST]
+    if detail or len({cell.clients for cell in cells}) > 1:
+        figures.insert(0, ("clients", lambda cell: str(cell.clients)))
+    grid = Table(box=None, pad_edge=False, padding=(0, 2 if detail else 1, 0, 0))
+    for heading, _ in keys:
+        grid.add_column(heading, no_wrap=True)
+    for heading, _ in figures:
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
     for cell in cells:
-        row = [
-            str(cell.clients),
-            number(cell.plain_tok_s),
-            number(cell.spec_tok_s),
-            interval(cell),
-            number(cell.decode_speedup, 2),
-            number(cell.tokens_per_step, 2),
-            percent(cell.acceptance_rate),
-            percent(cell.coverage),
-            f"{cell.identical}/{cell.outputs}",
-        ]
-        style = _VERDICT_STYLE.get(cell.verdict or "", "")
-        method = [cell.method] if several else []
         # Text objects, since rich would take the bracket of an interval for a style.
-        label = Text(cell.verdict or NA, style)
-        grid.add_row(*(Text(value) for value in (cell.workload, *method, *row)), label)
+        row = [Text(value(cell)) for _, value in (*keys, *figures)]
+        grid.add_row(*row, Text(cell.verdict or NA, _VERDICT_STYLE.get(cell.verdict or "", "")))
     return grid
+
+
+def _fitting(out: Console, cells: Sequence[Cell]) -> Table:
+    whole = table(cells)
+    # Measured without the limit of the terminal, to which rich would cut the answer.
+    width = out.measure(whole, options=out.options.update(max_width=_PIPE_WIDTH)).maximum
+    return whole if width <= out.width else table(cells, detail=False)
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -104,7 +120,7 @@ def show(out: Console, report: Report, plan: Plan, run: Run, *, interrupted: boo
     if (steps := step_line(report)) is not None:
         say(steps)
     out.print()
-    out.print(table(report.cells))
+    out.print(_fitting(out, report.cells))
     remarks = notes(report.cells)
     if remarks:
         out.print()

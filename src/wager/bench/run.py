@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wager.bench.backend import Backend
 from wager.bench.machine import machine, versions
@@ -16,6 +16,8 @@ from wager.bench.workloads import prompts
 
 if TYPE_CHECKING:
     from wager.engine.llm import LLM
+
+_STEP_ROUNDS: Final = 3
 
 Progress = Callable[[str, int, int], None]
 """(what runs, runs done, runs in all) of the current workload and number of clients."""
@@ -79,11 +81,13 @@ def step_times(llm: LLM) -> dict[str, float | None]:
 
     None where the context of the model has no room for it.
     """
-    out: dict[str, float | None] = {}
-    for rows in STEP_ROWS:
-        fits = STEP_CONTEXT + rows <= llm.engine.max_model_len
-        out[str(rows)] = median(llm.engine.costs.measure(rows, STEP_CONTEXT)) if fits else None
-    return out
+    fitting = [rows for rows in STEP_ROWS if STEP_CONTEXT + rows <= llm.engine.max_model_len]
+    times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
+    # Round by round, so that a disturbance does not strike all steps of one size.
+    for _ in range(_STEP_ROUNDS):
+        for rows in fitting:
+            times[rows] += llm.engine.costs.measure(rows, STEP_CONTEXT, repeats=3)
+    return {str(rows): median(found) for rows, found in times.items()}
 
 
 def describe(llm: LLM, run: Run, step_ms: dict[str, float | None]) -> Report:

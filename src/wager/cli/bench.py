@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wager.bench.run import Plan
 
 DEMO_PROMPTS = 8
-DEMO_TOKENS = 96
+DEMO_TOKENS = 128
 
 
 def bench(
