@@ -44,10 +44,10 @@ std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
     for (int64_t row = 0; row < rows; ++row) {
         float* at = x.data() + row * k;
         for (int64_t i = 0; i < k; ++i) at[i] = sample(uint32_t(100000 + row * k + i)) * 8.0f;
-        kernels.rms_norm(at, ones.data(), 1e-5f, at, k);
+        kernels.apply_norm(at, kernels.rms_scale(at, 1e-5f, k), ones.data(), at, k);
         kernels.silu_mul(at, at, at, k);
-        (f32 ? kernels.pack_f32 : kernels.pack_int8)(at, k, tile.data(), row, rows);
     }
+    (f32 ? kernels.pack_f32 : kernels.pack_int8)(x.data(), k, rows, k, tile.data());
     const ProductJob job{packed.data(), n, k, {tile.data(), rows, words, 1}, out.data(), n, false,
                          0, 2, 0, 1};
     (f32 ? kernels.product_f32 : kernels.product_int8)(job);

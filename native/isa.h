@@ -12,6 +12,7 @@ constexpr int GROUP = 32;       // weights along K that share an int8 scale
 constexpr int CHUNK = 128;      // positions of one attention chunk
 constexpr int KV_BLOCK = 16;    // positions of one KV block
 constexpr int MAX_HEAD_DIM = 512;
+constexpr int MAX_TILE_ROWS = 24;  // of any instruction set
 
 // How a packed matrix is stored. Panels of 16 output columns, each contiguous:
 //   f32   [K][16] floats
@@ -64,8 +65,12 @@ struct AttendJob {
     int64_t block_bytes;         // between blocks
     const int32_t* table;
     int64_t chunk;
-    float* partial;              // [pairs][dim + 2]: maximum, sum, weighted values
+    float* partial;              // [pairs][partial_size(dim)]
 };
+
+// A partial result of attention: the weighted values in whole vectors, then maximum and sum.
+inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
+inline int64_t partial_size(int64_t dim) { return padded(dim) + LANES; }
 
 struct Philox {
     uint32_t key[2];
@@ -83,9 +88,12 @@ struct Kernels {
     int max_rows_f32, max_rows_int8;
     int64_t int8_words_per_group;    // 32-bit words of one row's activation group
 
-    void (*rms_norm)(const float* x, const float* weight, float eps, float* out, int64_t n);
-    void (*pack_f32)(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows);
-    void (*pack_int8)(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows);
+    // 1 / sqrt(mean of x^2 + eps), and x * scale * weight.
+    float (*rms_scale)(const float* x, float eps, int64_t n);
+    void (*apply_norm)(const float* x, float scale, const float* weight, float* out, int64_t n);
+    // n columns of a tile's rows, row-major with `stride`, into the tile.
+    void (*pack_f32)(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile);
+    void (*pack_int8)(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile);
     void (*product_f32)(const ProductJob& job);
     void (*product_int8)(const ProductJob& job);
     void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
@@ -94,7 +102,7 @@ struct Kernels {
     void (*to_half)(const float* x, uint16_t* out, int64_t n);
     void (*attend_f32)(const AttendJob& job);
     void (*attend_f16)(const AttendJob& job);
-    // state := state merged with partial, both [dim + 2]; in position order.
+    // state := state merged with partial; in position order.
     void (*merge)(float* state, const float* partial, int64_t dim);
     void (*finish)(const float* state, float* out, int64_t dim);
 

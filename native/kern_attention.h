@@ -11,8 +11,15 @@
 namespace wager::WAGER_ISA {
 
 constexpr float MINUS_INFINITY = -__builtin_inff();
-// One line more than a chunk, so that rows do not share cache sets.
+// One line more than their size, so that rows do not share cache sets.
 constexpr int64_t SCORE_STRIDE = CHUNK + LANES;
+constexpr int64_t QUERY_STRIDE = MAX_HEAD_DIM + LANES;
+
+// Few rows leave registers free: then that many columns are summed side by side, which hides the
+// latency of the multiply-adds.
+constexpr int columns_of(int rows) {
+    return rows * 4 <= MAX_ROWS_F32 ? 4 : rows * 2 <= MAX_ROWS_F32 ? 2 : 1;
+}
 
 template <class T> struct Chunk {
     const AttendJob& job;
@@ -24,47 +31,90 @@ template <class T> struct Chunk {
     }
 };
 
-// scores[r][16] = q . keys of one block; q is [dim][R].
-template <int R, class T>
-void score_block(const T* keys, const float* q, int64_t dim, float* scores) {
-    V sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = set1(0.0f);
-    for (int64_t d = 0; d < dim; ++d, keys += KV_BLOCK, q += R) {
-        const V column = load(keys);
-        for (int r = 0; r < R; ++r) sum[r] = fma(set1(q[r]), column, sum[r]);
+// scores[r][16 C] = q . keys of C blocks from `i` on. Meanwhile their values and the keys of the
+// block `next` are fetched.
+template <int R, int C, class T>
+void score_blocks(const Chunk<T>& chunk, int64_t i, int64_t next, const float* q, float* scores) {
+    V sum[R][C];
+    const T* keys[C];
+    for (int c = 0; c < C; ++c) keys[c] = chunk.key_block(i + c);
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) sum[r][c] = set1(0.0f);
+    const T* values[C];
+    for (int c = 0; c < C; ++c) values[c] = chunk.value_block(i + c);
+    const T* coming = chunk.key_block(next);
+    for (int64_t d = 0; d < chunk.job.dim; ++d) {
+        V column[C];
+        for (int c = 0; c < C; ++c) {
+            column[c] = load(keys[c] + d * KV_BLOCK);
+            prefetch(values[c] + d * KV_BLOCK);
+        }
+        prefetch(coming + d * KV_BLOCK);
+        for (int r = 0; r < R; ++r) {
+            const V query = set1(q[r * QUERY_STRIDE + d]);
+            for (int c = 0; c < C; ++c) sum[r][c] = fma(query, column[c], sum[r][c]);
+        }
     }
-    for (int r = 0; r < R; ++r) store(scores + r * SCORE_STRIDE, sum[r]);
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) store(scores + r * SCORE_STRIDE + (i + c) * LANES, sum[r][c]);
 }
 
-// out[r][d .. d + 15] += weights[r][p] * values[p][d ..] over the positions [begin, end) of the chunk.
 template <int R, class T>
-void weigh(const Chunk<T>& chunk, const float* weights, int64_t begin, int64_t end, int64_t d,
-           float* out, int64_t out_stride) {
-    V sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = load(out + r * out_stride + d);
+void score(const Chunk<T>& chunk, const float* q, int64_t blocks, float* scores) {
+    constexpr int C = columns_of(R);
+    int64_t i = 0;
+    for (; i + C <= blocks; i += C)
+        score_blocks<R, C>(chunk, i, i + C < blocks ? i + C : i, q, scores);
+    for (; i < blocks; ++i) score_blocks<R, 1>(chunk, i, i + 1 < blocks ? i + 1 : i, q, scores);
+}
+
+// out[r][d .. d + 16 C] += weights[r][p] * values[p][d ..] over positions [begin, end) of the chunk.
+template <int R, int C, class T>
+void weigh_columns(const Chunk<T>& chunk, const float* weights, int64_t begin, int64_t end,
+                   int64_t d, float* out, int64_t stride) {
+    V sum[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) sum[r][c] = load(out + r * stride + d + c * LANES);
     const int64_t dim = chunk.job.dim;
     while (begin < end) {
         const int64_t block = begin / KV_BLOCK, stop = (block + 1) * KV_BLOCK;
         const T* values = chunk.value_block(block) + (begin - block * KV_BLOCK) * dim + d;
         for (const int64_t last = stop < end ? stop : end; begin < last; ++begin, values += dim) {
-            const V row = load(values);
-            for (int r = 0; r < R; ++r)
-                sum[r] = fma(set1(weights[r * SCORE_STRIDE + begin]), row, sum[r]);
+            V row[C];
+            for (int c = 0; c < C; ++c) row[c] = load(values + c * LANES);
+            for (int r = 0; r < R; ++r) {
+                const V weight = set1(weights[r * SCORE_STRIDE + begin]);
+                for (int c = 0; c < C; ++c) sum[r][c] = fma(weight, row[c], sum[r][c]);
+            }
         }
     }
-    for (int r = 0; r < R; ++r) store(out + r * out_stride + d, sum[r]);
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) store(out + r * stride + d + c * LANES, sum[r][c]);
+}
+
+template <int R, class T>
+void weigh(const Chunk<T>& chunk, const float* weights, int64_t begin, int64_t end, float* out,
+           int64_t stride) {
+    constexpr int C = columns_of(R);
+    if (begin >= end) return;
+    int64_t d = 0;
+    for (; d + C * LANES <= chunk.job.dim; d += C * LANES)
+        weigh_columns<R, C>(chunk, weights, begin, end, d, out, stride);
+    for (; d < chunk.job.dim; d += LANES)
+        weigh_columns<R, 1>(chunk, weights, begin, end, d, out, stride);
 }
 
 // Scores to weights exp(score - maximum) for the first `count` positions; the maximum and the sum.
 inline void soften(float* scores, int64_t count, float* maximum, float* sum) {
     const float lane_number[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const V lanes = load(lane_number);
+    const int64_t whole = count / LANES * LANES;
     V top = set1(MINUS_INFINITY);
-    for (int64_t i = 0; i < count; i += LANES) {
-        const M valid = less(lanes, set1(float(count - i)));
-        const V value = select(valid, load(scores + i), set1(MINUS_INFINITY));
-        store(scores + i, value);
-        top = max(top, value);
+    for (int64_t i = 0; i < whole; i += LANES) top = max(load(scores + i), top);
+    if (whole < count) {
+        const M valid = less(load(lane_number), set1(float(count - whole)));
+        const V value = select(valid, load(scores + whole), set1(MINUS_INFINITY));
+        store(scores + whole, value);
+        top = max(value, top);
     }
     *maximum = max_lanes(top);
     const V shift = set1(*maximum);
@@ -80,56 +130,43 @@ inline void soften(float* scores, int64_t count, float* maximum, float* sum) {
 struct Pairs {
     int64_t first, count;    // (row, head) pairs of the job, rows outermost
     int64_t valid[MAX_ROWS_F32];
-    float maximum[MAX_ROWS_F32], sum[MAX_ROWS_F32];
 };
 
 inline void gather_queries(const AttendJob& job, const Pairs& pairs, float* q) {
     const V scale = set1(job.scale);
-    for (int64_t i = 0; i < pairs.count; ++i) {
+    for (int64_t i = 0; i < pairs.count; ++i, q += QUERY_STRIDE) {
         const int64_t pair = pairs.first + i, row = job.row_begin + pair / job.group;
         const float* from = job.q + row * job.q_stride + pair % job.group * job.dim;
-        for (int64_t d = 0; d < job.dim; d += LANES) {
-            const int64_t n = job.dim - d < LANES ? job.dim - d : LANES;
-            float part[LANES];
-            store(part, mul(load_part(from + d, n), scale));
-            for (int64_t j = 0; j < n; ++j) q[(d + j) * pairs.count + i] = part[j];
-        }
+        for (int64_t d = 0; d < job.dim; d += LANES)
+            store(q + d, mul(load_part(from + d, job.dim - d), scale));
     }
 }
 
-template <int R, class T> void attend_pairs(const Chunk<T>& chunk, Pairs& pairs) {
+template <int R, class T> void attend_pairs(const Chunk<T>& chunk, const Pairs& pairs) {
     const AttendJob& job = chunk.job;
-    alignas(64) float q[R * MAX_HEAD_DIM];
+    alignas(64) float q[R * QUERY_STRIDE];
     alignas(64) float scores[R * SCORE_STRIDE];
-    alignas(64) float out[R * (MAX_HEAD_DIM + LANES)];
-    const int64_t out_stride = (job.dim + LANES - 1) / LANES * LANES;
+    const int64_t slot = partial_size(job.dim);
+    float* partial = job.partial + pairs.first * slot;
     int64_t most = 0, common = CHUNK;
     for (int r = 0; r < R; ++r) {
         most = pairs.valid[r] > most ? pairs.valid[r] : most;
         common = pairs.valid[r] < common ? pairs.valid[r] : common;
     }
     gather_queries(job, pairs, q);
-    for (int64_t i = 0; i * KV_BLOCK < most; ++i)
-        score_block<R>(chunk.key_block(i), q, job.dim, scores + i * KV_BLOCK);
+    score<R>(chunk, q, (most + KV_BLOCK - 1) / KV_BLOCK, scores);
+    for (int r = 0; r < R; ++r) {
+        float* tail = partial + r * slot + padded(job.dim);
+        soften(scores + r * SCORE_STRIDE, pairs.valid[r], tail, tail + 1);
+        for (int64_t d = 0; d < job.dim; d += LANES) store(partial + r * slot + d, set1(0.0f));
+    }
+    weigh<R>(chunk, scores, 0, common, partial, slot);
     for (int r = 0; r < R; ++r)
-        soften(scores + r * SCORE_STRIDE, pairs.valid[r], pairs.maximum + r, pairs.sum + r);
-    for (int64_t i = 0; i < R * out_stride; ++i) out[i] = 0.0f;
-    for (int64_t d = 0; d < job.dim; d += LANES) {
-        weigh<R>(chunk, scores, 0, common, d, out, out_stride);
-        for (int r = 0; r < R; ++r)
-            weigh<1>(chunk, scores + r * SCORE_STRIDE, common, pairs.valid[r], d,
-                     out + r * out_stride, out_stride);
-    }
-    float* partial = job.partial + pairs.first * (job.dim + 2);
-    for (int r = 0; r < R; ++r, partial += job.dim + 2) {
-        partial[0] = pairs.maximum[r];
-        partial[1] = pairs.sum[r];
-        std::memcpy(partial + 2, out + r * out_stride, size_t(job.dim) * 4);
-    }
+        weigh<1>(chunk, scores + r * SCORE_STRIDE, common, pairs.valid[r], partial + r * slot, slot);
 }
 
 template <class T> struct AttendTable {
-    using Function = void (*)(const Chunk<T>&, Pairs&);
+    using Function = void (*)(const Chunk<T>&, const Pairs&);
     Function at[MAX_ROWS_F32 + 1] = {};
     template <int R> constexpr void fill() {
         at[R] = &attend_pairs<R, T>;
@@ -157,24 +194,20 @@ template <class T> void attend(const AttendJob& job) {
 }
 
 inline void merge(float* state, const float* partial, int64_t dim) {
+    const int64_t end = padded(dim);
     // A chunk behind the row's position holds nothing for it.
-    if (partial[0] == MINUS_INFINITY) return;
-    const float top = state[0] > partial[0] ? state[0] : partial[0];
-    const V old = exp(set1(state[0] - top)), fresh = exp(set1(partial[0] - top));
-    for (int64_t d = 1; d < dim + 2; d += LANES) {
-        const int64_t n = dim + 2 - d < LANES ? dim + 2 - d : LANES;
-        const V kept = mul(load_part(state + d, n), old);
-        store_part(state + d, fma(load_part(partial + d, n), fresh, kept), n);
-    }
-    state[0] = top;
+    if (partial[end] == MINUS_INFINITY) return;
+    const float top = state[end] > partial[end] ? state[end] : partial[end];
+    const V old = exp(set1(state[end] - top)), fresh = exp(set1(partial[end] - top));
+    for (int64_t d = 0; d < end + LANES; d += LANES)
+        store(state + d, fma(load(partial + d), fresh, mul(load(state + d), old)));
+    state[end] = top;
 }
 
 inline void finish(const float* state, float* out, int64_t dim) {
-    const V sum = set1(state[1]);
-    for (int64_t d = 0; d < dim; d += LANES) {
-        const int64_t n = dim - d < LANES ? dim - d : LANES;
-        store_part(out + d, div(load_part(state + 2 + d, n), sum), n);
-    }
+    const V sum = set1(state[padded(dim) + 1]);
+    for (int64_t d = 0; d < dim; d += LANES)
+        store_part(out + d, div(load(state + d), sum), dim - d);
 }
 
 }  // namespace wager::WAGER_ISA

@@ -6,31 +6,18 @@
 
 namespace wager::WAGER_ISA {
 
+// The first n values of a vector, n >= 1; the other lanes are 0 or left alone.
 inline V load_part(const float* p, int64_t n) {
+    if (n >= LANES) return load(p);
     float buffer[LANES] = {};
     std::memcpy(buffer, p, size_t(n) * 4);
     return load(buffer);
 }
 inline void store_part(float* p, V x, int64_t n) {
+    if (n >= LANES) return store(p, x);
     float buffer[LANES];
     store(buffer, x);
     std::memcpy(p, buffer, size_t(n) * 4);
-}
-
-// Folds the lanes in halves: the same tree everywhere.
-inline float sum_lanes(V x) {
-    float v[LANES];
-    store(v, x);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; ++i) v[i] += v[i + width];
-    return v[0];
-}
-inline float max_lanes(V x) {
-    float v[LANES];
-    store(v, x);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; ++i) v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
-    return v[0];
 }
 
 // exp(x) with a relative error of about 1e-7; 0 below -87, and x is taken as 88 above that.
@@ -89,22 +76,18 @@ inline V log(V x) {
     return log_reduced(sub(m, set1(1.0f)), e);
 }
 
-inline void rms_norm(const float* x, const float* weight, float eps, float* out, int64_t n) {
+inline float rms_scale(const float* x, float eps, int64_t n) {
     V sum = set1(0.0f);
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const V v = load(x + i);
-        sum = fma(v, v, sum);
-    }
-    if (i < n) {
+    for (int64_t i = 0; i < n; i += LANES) {
         const V v = load_part(x + i, n - i);
         sum = fma(v, v, sum);
     }
-    const V scale = set1(1.0f / __builtin_sqrtf(sum_lanes(sum) / float(n) + eps));
-    for (i = 0; i + LANES <= n; i += LANES)
-        store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
-    if (i < n)
-        store_part(out + i, mul(mul(load_part(x + i, n - i), scale), load_part(weight + i, n - i)),
+    return 1.0f / __builtin_sqrtf(sum_lanes(sum) / float(n) + eps);
+}
+inline void apply_norm(const float* x, float scale, const float* weight, float* out, int64_t n) {
+    const V s = set1(scale);
+    for (int64_t i = 0; i < n; i += LANES)
+        store_part(out + i, mul(mul(load_part(x + i, n - i), s), load_part(weight + i, n - i)),
                    n - i);
 }
 
@@ -113,9 +96,7 @@ inline V silu_mul(V gate, V up) {
     return mul(div(gate, add(one, exp(sub(set1(0.0f), gate)))), up);
 }
 inline void silu_mul(const float* gate, const float* up, float* out, int64_t n) {
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) store(out + i, silu_mul(load(gate + i), load(up + i)));
-    if (i < n)
+    for (int64_t i = 0; i < n; i += LANES)
         store_part(out + i, silu_mul(load_part(gate + i, n - i), load_part(up + i, n - i)), n - i);
 }
 
@@ -140,40 +121,39 @@ inline void to_half(const float* x, uint16_t* out, int64_t n) {
     }
 }
 
-inline void pack_f32(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows) {
+inline void pack_f32(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile) {
     if (rows == 1) {
-        std::memcpy(tile, x, size_t(k) * 4);
+        std::memcpy(tile, x, size_t(n) * 4);
         return;
     }
-    for (int64_t i = 0; i < k; ++i) std::memcpy(tile + i * rows + row, x + i, 4);
+    for (int64_t i = 0; i < n; ++i, ++x, tile += rows)
+        for (int64_t row = 0; row < rows; ++row) std::memcpy(tile + row, x + row * stride, 4);
 }
 
 // Symmetric 8-bit activations, one scale per row and group of 32. Per group the tile holds the
 // scales of all rows, their sums of -128 * q, then the quads.
-inline void pack_int8(const float* x, int64_t k, uint32_t* tile, int64_t row, int64_t rows) {
-    const int64_t words = 2 + 8 * QUAD_WORDS;
-    for (int64_t group = 0; group < k / GROUP; ++group, x += GROUP, tile += words * rows) {
-        const V a = load(x), b = load(x + LANES);
-        const float largest = max_lanes(max(abs(a), abs(b)));
-        // Below this the scale would leave the normal range; such a group is zero to any purpose.
-        const float scale = largest > 1e-30f ? largest / 127.0f : 0.0f;
-        const V inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
-        int32_t wide[GROUP];
-        store_int(wide, to_int(mul(a, inverse)));
-        store_int(wide + LANES, to_int(mul(b, inverse)));
-        int8_t q[GROUP];
-        int32_t sum = 0;
-        for (int i = 0; i < GROUP; ++i) {
-            q[i] = int8_t(wide[i] < -127 ? -127 : wide[i] > 127 ? 127 : wide[i]);
-            sum += q[i];
-        }
-        std::memcpy(tile + row, &scale, 4);
-        const int32_t start = -128 * sum;
-        std::memcpy(tile + rows + row, &start, 4);
-        uint32_t* quads = tile + 2 * rows + row;
-        for (int quad = 0; quad < 8; ++quad, quads += QUAD_WORDS * rows)
-            pack_quad(q + quad * 4, quads, rows);
-    }
+inline void pack_int8_group(const float* x, int64_t row, int64_t rows, uint32_t* tile) {
+    const V a = load(x), b = load(x + LANES);
+    const float largest = max_lanes(max(abs(a), abs(b)));
+    // Below this the scale would leave the normal range; such a group is zero to any purpose.
+    const float scale = largest > 1e-30f ? largest / 127.0f : 0.0f;
+    const V inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+    const V low = set1(-127.0f), high = set1(127.0f);
+    const I qa = to_int(max(min(mul(a, inverse), high), low));
+    const I qb = to_int(max(min(mul(b, inverse), high), low));
+    const int32_t start = -128 * sum_lanes(add(qa, qb));
+    int8_t q[GROUP];
+    narrow(qa, q);
+    narrow(qb, q + LANES);
+    std::memcpy(tile + row, &scale, 4);
+    std::memcpy(tile + rows + row, &start, 4);
+    uint32_t* quads = tile + 2 * rows + row;
+    for (int quad = 0; quad < 8; ++quad, quads += QUAD_WORDS * rows)
+        pack_quad(q + quad * 4, quads, rows);
+}
+inline void pack_int8(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile) {
+    for (; n > 0; n -= GROUP, x += GROUP, tile += (2 + 8 * QUAD_WORDS) * rows)
+        for (int64_t row = 0; row < rows; ++row) pack_int8_group(x + row * stride, row, rows, tile);
 }
 
 }  // namespace wager::WAGER_ISA

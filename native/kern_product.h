@@ -118,6 +118,8 @@ inline void write_panel(const ProductJob& job, int64_t panel, int64_t row, int64
     }
 }
 
+// How far a single pass over the weights fetches ahead.
+constexpr int64_t AHEAD_BYTES = 8192;
 // Rows whose sums one job keeps on its stack.
 constexpr int64_t JOB_ROWS = 256;
 
@@ -128,10 +130,11 @@ template <class W> void product(const ProductJob& job) {
     const int64_t tiles = job.tile_end - job.tile_begin;
     // Each pass over a slice fetches its share of the next one, so that loading and arithmetic
     // overlap; what is beyond the last panel belongs to the next job or is never touched.
-    const int64_t lines = (W::UNIT_BYTES / 64 + tiles - 1) / tiles;
+    // One or two rows only read, and the hardware's own prefetching is best at that.
+    const int64_t lines = job.x.rows <= 2 ? 0 : (W::UNIT_BYTES / 64 + tiles - 1) / tiles;
     const int64_t slices = tiles == 1 ? 1 : (job.k + W::SLICE - 1) / W::SLICE;
     const int64_t units = (job.k + slices * W::UNIT - 1) / (slices * W::UNIT);
-    const int64_t ahead = tiles == 1 ? W::SLICE / W::UNIT : units;
+    const int64_t ahead = tiles == 1 ? AHEAD_BYTES / W::UNIT_BYTES : units;
     const int64_t row0 = job.x.begin(job.tile_begin);
     for (int64_t panel = job.panel_begin; panel < job.panel_end; ++panel) {
         const uint8_t* w = job.weights + panel * bytes;

@@ -69,25 +69,26 @@ Ops::Product Ops::product(const Matrix& matrix, const Tiles& x, float* out, int6
     return Product(*kernels_, pool_.threads(), matrix, x, out, stride, add);
 }
 
-// RMS norm of each row, packed for a product. Without a weight the rows are packed as they are.
+// Rows into tiles: their RMS norm, or, without a weight, as they are.
 struct Ops::Normed {
-    const Kernels& kernels;
     const float* x;
     const int32_t* rows;      // which rows; null: all
     const float* weight;
     float eps;
-    const Matrix& matrix;
-    Tiles tiles;
-    float* scratch;           // [rows][k]
+    TileJobs out;
 
-    void row(int64_t i) const {
-        const int64_t k = matrix.k;
-        const float* from = x + (rows ? rows[i] : i) * k;
-        if (weight) {
-            kernels.rms_norm(from, weight, eps, scratch + i * k, k);
-            from = scratch + i * k;
-        }
-        pack_activations(kernels, matrix.kind, from, k, 0, tiles, i);
+    void run(int64_t job) const {
+        const int64_t k = out.matrix.k;
+        out.run(job, [&](int64_t i, int64_t first, int64_t n, float* to) {
+            const float* from = x + (rows ? rows[i] : i) * k;
+            if (!weight) {
+                std::memcpy(to, from + first, size_t(n) * 4);
+                return;
+            }
+            // The scale is worked out again for each part: cheaper than to wait for it.
+            const float scale = out.kernels.rms_scale(from, eps, k);
+            out.kernels.apply_norm(from + first, scale, weight + first, to, n);
+        });
     }
 };
 
@@ -106,6 +107,7 @@ void Ops::embed(const Matrix& table, const int32_t* tokens, int64_t rows, float*
 }
 
 struct Ops::AttnIn {
+    const Kernels& kernels;
     const Layer& layer;
     const Batch& batch;
     const KvPool& kv;
@@ -116,21 +118,30 @@ struct Ops::AttnIn {
     Normed in;
     Product product;
 
-    void rotate_and_store(int64_t row) const {
-        const int64_t dim = layer.dim, half = dim / 2;
+    // Neighbouring positions share the cache lines of a block's keys: they stay in one job.
+    static constexpr int64_t ROWS = 16;
+    int64_t jobs() const { return (batch.rows() + ROWS - 1) / ROWS * layer.kv_heads; }
+
+    void rotate_and_store(int64_t job) const {
+        const int64_t first = job / layer.kv_heads * ROWS, kv_head = job % layer.kv_heads;
+        for (int64_t row = first; row < std::min(first + ROWS, batch.rows()); ++row)
+            rotate_and_store(row, kv_head);
+    }
+
+    void rotate_and_store(int64_t row, int64_t kv_head) const {
+        const int64_t dim = layer.dim, half = dim / 2, group = layer.heads / layer.kv_heads;
         const int64_t position = batch.positions[size_t(row)];
         const float* cosine = rope + position * dim;
         const float* from = qkv + row * layer.qkv_columns();
-        for (int64_t head = 0; head < layer.heads; ++head, from += dim)
-            in.kernels.rotate(from, cosine, cosine + half, q + (row * layer.heads + head) * dim,
-                              half);
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+            kernels.rotate(from + head * dim, cosine, cosine + half,
+                           q + (row * layer.heads + head) * dim, half);
         const int64_t block = batch.table(batch.owner[size_t(row)])[position / KV_BLOCK];
-        for (int64_t head = 0; head < layer.kv_heads; ++head, from += dim) {
-            float key[MAX_HEAD_DIM];
-            in.kernels.rotate(from, cosine, cosine + half, key, half);
-            store(key, from + layer.kv_heads * dim, kv.offset(index, block, head),
-                  position % KV_BLOCK);
-        }
+        const float* key = from + (layer.heads + kv_head) * dim;
+        float turned[MAX_HEAD_DIM];
+        kernels.rotate(key, cosine, cosine + half, turned, half);
+        store(turned, key + layer.kv_heads * dim, kv.offset(index, block, kv_head),
+              position % KV_BLOCK);
     }
 
     void store(const float* key, const float* value, int64_t offset, int64_t slot) const {
@@ -142,10 +153,10 @@ struct Ops::AttnIn {
             return;
         }
         uint16_t rounded[MAX_HEAD_DIM];
-        in.kernels.to_half(key, rounded, dim);
+        kernels.to_half(key, rounded, dim);
         uint16_t* keys = reinterpret_cast<uint16_t*>(kv.keys + offset) + slot;
         for (int64_t d = 0; d < dim; ++d) keys[d * KV_BLOCK] = rounded[d];
-        in.kernels.to_half(value, reinterpret_cast<uint16_t*>(kv.values + offset) + slot * dim, dim);
+        kernels.to_half(value, reinterpret_cast<uint16_t*>(kv.values + offset) + slot * dim, dim);
     }
 };
 
@@ -159,14 +170,14 @@ void Ops::attn_in(const Layer& layer, const float* x, const Batch& batch, const 
     const int64_t rows = batch.rows(), columns = layer.qkv_columns();
     float* qkv = grown(wide_, rows * columns);
     const Tiles x_tiles = tiles(layer.qkv, rows);
-    AttnIn context{layer, batch, kv, rope, index, qkv, q,
-                   {*kernels_, x, nullptr, layer.attn_norm.data(), layer.eps, layer.qkv, x_tiles,
-                    grown(normed_, rows * layer.hidden)},
+    AttnIn context{*kernels_, layer, batch, kv, rope, index, qkv, q,
+                   {x, nullptr, layer.attn_norm.data(), layer.eps,
+                    {*kernels_, layer.qkv, x_tiles}},
                    product(layer.qkv, x_tiles, qkv, columns, false)};
     const Phase phases[] = {
-        {rows, [](void* c, int64_t i) { static_cast<AttnIn*>(c)->in.row(i); }},
+        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->in.run(i); }},
         {context.product.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->product.run(i); }},
-        {rows, [](void* c, int64_t i) { static_cast<AttnIn*>(c)->rotate_and_store(i); }},
+        {context.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->rotate_and_store(i); }},
     };
     pool_.run(phases, 3, &context);
 }
@@ -175,33 +186,29 @@ void Ops::attn_out(const Layer& layer, const float* attended, float* x, int64_t 
     struct Context { Normed in; Product product; };
     const std::lock_guard lock(mutex_);
     const Tiles x_tiles = tiles(layer.out, rows);
-    Context context{{*kernels_, attended, nullptr, nullptr, 0.0f, layer.out, x_tiles, nullptr},
+    Context context{{attended, nullptr, nullptr, 0.0f, {*kernels_, layer.out, x_tiles}},
                     product(layer.out, x_tiles, x, layer.hidden, true)};
     const Phase phases[] = {
-        {rows, [](void* c, int64_t i) { static_cast<Context*>(c)->in.row(i); }},
+        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
         {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},
     };
     pool_.run(phases, 2, &context);
 }
 
 struct Ops::Mlp {
+    const Kernels& kernels;
     const Layer& layer;
-    float* wide;             // [rows][2 * intermediate]: gate, then up; gate becomes the product
+    const float* wide;       // [rows][2 * intermediate]: gate, then up
     Normed in;
     Product gate_up;
-    Tiles middle;
+    TileJobs middle;
     Product down;
 
-    // Columns that one activation job takes: whole groups, so that they can be quantised at once.
-    static constexpr int64_t PART = 512;
-    int64_t parts() const { return (layer.intermediate + PART - 1) / PART; }
-
     void activate(int64_t job) const {
-        const int64_t row = job / parts(), first = job % parts() * PART;
-        const int64_t n = std::min(PART, layer.intermediate - first);
-        float* gate = wide + row * 2 * layer.intermediate + first;
-        in.kernels.silu_mul(gate, gate + layer.intermediate, gate, n);
-        pack_activations(in.kernels, layer.down.kind, gate, n, first, middle, row);
+        middle.run(job, [&](int64_t row, int64_t first, int64_t n, float* to) {
+            const float* gate = wide + row * 2 * layer.intermediate + first;
+            kernels.silu_mul(gate, gate + layer.intermediate, to, n);
+        });
     }
 };
 
@@ -211,15 +218,15 @@ void Ops::mlp(const Layer& layer, float* x, int64_t rows) {
     // The two sets of tiles are never in use together: reserve the larger one before either.
     tiles(layer.gate_up, rows);
     const Tiles middle = tiles(layer.down, rows), x_tiles = tiles(layer.gate_up, rows);
-    Mlp context{layer, wide,
-                {*kernels_, x, nullptr, layer.mlp_norm.data(), layer.eps, layer.gate_up, x_tiles,
-                 grown(normed_, rows * layer.hidden)},
+    Mlp context{*kernels_, layer, wide,
+                {x, nullptr, layer.mlp_norm.data(), layer.eps,
+                 {*kernels_, layer.gate_up, x_tiles}},
                 product(layer.gate_up, x_tiles, wide, 2 * layer.intermediate, false),
-                middle, product(layer.down, middle, x, layer.hidden, true)};
+                {*kernels_, layer.down, middle}, product(layer.down, middle, x, layer.hidden, true)};
     const Phase phases[] = {
-        {rows, [](void* c, int64_t i) { static_cast<Mlp*>(c)->in.row(i); }},
+        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->in.run(i); }},
         {context.gate_up.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->gate_up.run(i); }},
-        {rows * context.parts(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->activate(i); }},
+        {context.middle.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->activate(i); }},
         {context.down.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->down.run(i); }},
     };
     pool_.run(phases, 4, &context);
@@ -232,10 +239,10 @@ void Ops::logits(const float* norm, float eps, const Matrix& head, const float* 
     struct Context { Normed in; Product product; };
     const std::lock_guard lock(mutex_);
     const Tiles x_tiles = tiles(head, count);
-    Context context{{*kernels_, x, rows, norm, eps, head, x_tiles, grown(normed_, count * head.k)},
+    Context context{{x, rows, norm, eps, {*kernels_, head, x_tiles}},
                     product(head, x_tiles, out, head.n, false)};
     const Phase phases[] = {
-        {count, [](void* c, int64_t i) { static_cast<Context*>(c)->in.row(i); }},
+        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
         {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},
     };
     if (count) pool_.run(phases, 2, &context);

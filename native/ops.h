@@ -94,7 +94,7 @@ private:
     // Scratch memory and the pool serve one block at a time.
     std::recursive_mutex mutex_;
     std::vector<uint32_t> words_;
-    std::vector<float> normed_, wide_, partial_, queries_, attended_;
+    std::vector<float> wide_, partial_, queries_, attended_;
 };
 
 }  // namespace wager

@@ -34,15 +34,16 @@ struct Ops::Attention {
 
     int64_t group() const { return layer.heads / layer.kv_heads; }
     int64_t pairs(const Item& item) const { return (item.row_end - item.row_begin) * group(); }
-    int64_t slot() const { return layer.dim + 2; }
+    int64_t slot() const { return partial_size(layer.dim); }
 
     int64_t make_items() {
         const int64_t rows_per_item = std::max<int64_t>(1, ITEM_PAIRS / group());
         int64_t size = 0;
         for (int64_t r = 0; r < batch.requests(); ++r) {
             const int64_t start = batch.starts[size_t(r)], rows = batch.starts[size_t(r) + 1] - start;
-            for (int64_t row = 0; row < rows; row += rows_per_item) {
-                const int64_t end = std::min(rows, row + rows_per_item);
+            const int64_t parts = (rows + rows_per_item - 1) / rows_per_item;
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t row = part * rows / parts, end = (part + 1) * rows / parts;
                 const int64_t last = batch.positions[size_t(start + end - 1)];
                 items.push_back({int32_t(r), row, end, last / CHUNK + 1, size});
                 size += items.back().chunks * pairs(items.back()) * slot() * layer.kv_heads;

@@ -7,19 +7,29 @@
 
 namespace wager {
 
-// Columns [first, first + n) of row `row` into its tile; `x` points at the first of them.
-inline void pack_activations(const Kernels& kernels, WeightKind kind, const float* x, int64_t n,
-                             int64_t first, const Tiles& tiles, int64_t row) {
-    // The tile that holds the row: begin() splits evenly, so the guess is off by one at most.
-    int64_t tile = row * tiles.count / tiles.rows;
-    while (tiles.begin(tile + 1) <= row) ++tile;
-    while (tiles.begin(tile) > row) --tile;
-    const int64_t start = tiles.begin(tile), rows = tiles.begin(tile + 1) - start;
-    const bool f32 = kind == WeightKind::f32;
-    const int64_t words = f32 ? first : first / GROUP * kernels.int8_words_per_group;
-    uint32_t* data = const_cast<uint32_t*>(tiles.data) + start * tiles.words + words * rows;
-    (f32 ? kernels.pack_f32 : kernels.pack_int8)(x, n, data, row - start, rows);
-}
+// Fills tiles in jobs of (tile, part of the columns), so that no two jobs share a cache line of a
+// tile. `fill(row, first, n, out)` writes the columns [first, first + n) of a row.
+struct TileJobs {
+    const Kernels& kernels;
+    const Matrix& matrix;
+    Tiles tiles;
+
+    static constexpr int64_t PART = 256;      // columns; whole groups
+    int64_t parts() const { return (matrix.k + PART - 1) / PART; }
+    int64_t jobs() const { return tiles.count * parts(); }
+
+    template <class Fill> void run(int64_t job, Fill fill) const {
+        float scratch[MAX_TILE_ROWS * PART];
+        const int64_t tile = job / parts(), first = job % parts() * PART;
+        const int64_t n = std::min(PART, matrix.k - first);
+        const int64_t start = tiles.begin(tile), rows = tiles.begin(tile + 1) - start;
+        const bool f32 = matrix.kind == WeightKind::f32;
+        const int64_t words = f32 ? first : first / GROUP * kernels.int8_words_per_group;
+        for (int64_t row = 0; row < rows; ++row) fill(start + row, first, n, scratch + row * PART);
+        uint32_t* out = const_cast<uint32_t*>(tiles.data) + start * tiles.words + words * rows;
+        (f32 ? kernels.pack_f32 : kernels.pack_int8)(scratch, PART, rows, n, out);
+    }
+};
 
 struct Ops::Product {
     ProductJob whole;

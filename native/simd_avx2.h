@@ -108,6 +108,31 @@ inline unsigned bits(M m) {
     return unsigned(_mm256_movemask_ps(m.a)) | unsigned(_mm256_movemask_ps(m.b)) << 8;
 }
 
+// The lanes folded in halves: lane i with lane i + 8, then i + 4, 2, 1.
+#define WAGER_FOLD(name, op8, op4)                                                     \
+    inline float name(__m256 x) {                                                      \
+        __m128 y = op4(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));        \
+        y = op4(y, _mm_movehl_ps(y, y));                                               \
+        return _mm_cvtss_f32(op4(y, _mm_shuffle_ps(y, y, 1)));                         \
+    }                                                                                  \
+    inline float name(V x) { return name(op8(x.a, x.b)); }
+WAGER_FOLD(sum_lanes, _mm256_add_ps, _mm_add_ps)
+WAGER_FOLD(max_lanes, _mm256_max_ps, _mm_max_ps)
+#undef WAGER_FOLD
+inline int32_t sum_lanes(I x) {
+    const __m256i y = _mm256_add_epi32(x.a, x.b);
+    __m128i z = _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+    z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(z, _mm_shuffle_epi32(z, 1)));
+}
+inline void narrow(I x, int8_t* out) {
+    // Packing works within halves of a register: the permutation undoes it.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words),
+                                          _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+}
+
 // Transposes the 4 x 4 matrices of which lane group g of the four vectors holds the rows.
 inline void transpose4(__m256& a, __m256& b, __m256& c, __m256& d) {
     const __m256 low0 = _mm256_unpacklo_ps(a, b), high0 = _mm256_unpackhi_ps(a, b);
@@ -122,7 +147,8 @@ inline void transpose4(V& a, V& b, V& c, V& d) {
     transpose4(a.b, b.b, c.b, d.b);
 }
 
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second cache: it has more requests under way than the first.
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // One step of the integer dot product at its fastest: how many products it adds to the sums.
 constexpr int INT8_PRODUCTS = 32;

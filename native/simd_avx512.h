@@ -69,6 +69,22 @@ inline V select(M m, V x, V y) { return _mm512_mask_blend_ps(m, y, x); }
 inline I select(M m, I x, I y) { return {_mm512_mask_blend_epi32(m, y.v, x.v)}; }
 inline unsigned bits(M m) { return m; }
 
+// The lanes folded in halves: lane i with lane i + 8, then i + 4, 2, 1.
+#define WAGER_FOLD(name, op8, op4)                                                     \
+    inline float name(V x) {                                                           \
+        const __m256 y = op8(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); \
+        __m128 z = op4(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));        \
+        z = op4(z, _mm_movehl_ps(z, z));                                               \
+        return _mm_cvtss_f32(op4(z, _mm_shuffle_ps(z, z, 1)));                         \
+    }
+WAGER_FOLD(sum_lanes, _mm256_add_ps, _mm_add_ps)
+WAGER_FOLD(max_lanes, _mm256_max_ps, _mm_max_ps)
+#undef WAGER_FOLD
+inline int32_t sum_lanes(I x) { return _mm512_reduce_add_epi32(x.v); }
+inline void narrow(I x, int8_t* out) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(x.v));
+}
+
 // Transposes the 4 x 4 matrices of which lane group g of the four vectors holds the rows.
 inline void transpose4(V& a, V& b, V& c, V& d) {
     const V low0 = _mm512_unpacklo_ps(a, b), high0 = _mm512_unpackhi_ps(a, b);
@@ -79,7 +95,8 @@ inline void transpose4(V& a, V& b, V& c, V& d) {
     d = _mm512_shuffle_ps(high0, high1, 0xee);
 }
 
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second cache: it has more requests under way than the first.
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // One step of the integer dot product at its fastest: how many products it adds to the sums.
 constexpr int INT8_PRODUCTS = 64;

@@ -68,6 +68,22 @@ inline V select(M m, V a, V b) { WAGER_EACH a.v[i] = m.v[i] ? a.v[i] : b.v[i]; r
 inline I select(M m, I a, I b) { WAGER_EACH a.v[i] = m.v[i] ? a.v[i] : b.v[i]; return a; }
 inline unsigned bits(M m) { unsigned r = 0; WAGER_EACH r |= unsigned(m.v[i]) << i; return r; }
 
+// The lanes folded in halves: lane i with lane i + 8, then i + 4, 2, 1.
+#define WAGER_FOLD(T, R, name, expression)                              \
+    inline R name(T x) {                                                \
+        for (int width = 8; width; width /= 2)                          \
+            for (int i = 0; i < width; ++i) {                           \
+                const R a = x.v[i], b = x.v[i + width];                 \
+                x.v[i] = expression;                                    \
+            }                                                           \
+        return x.v[0];                                                  \
+    }
+WAGER_FOLD(V, float, sum_lanes, a + b)
+WAGER_FOLD(V, float, max_lanes, a > b ? a : b)
+WAGER_FOLD(I, int32_t, sum_lanes, a + b)
+#undef WAGER_FOLD
+inline void narrow(I x, int8_t* out) { WAGER_EACH out[i] = int8_t(x.v[i]); }
+
 // Transposes the 4 x 4 matrices of which lane group g of the four vectors holds the rows.
 inline void transpose4(V& a, V& b, V& c, V& d) {
     const V in[4] = {a, b, c, d};
