@@ -27,19 +27,18 @@ def forward(
 ) -> DecoderOutput:
     """One pass of all rows over all layers; writes keys and values of every row to the pool.
 
-    ``hidden_layers`` names hidden states to return: 0 is the embedding, j the output of layer j - 1.
+    ``hidden_layers`` names hidden states to return: 0 is the embedding, j the output of layer
+    j - 1.
     """
     ops = model.ops
     x = ops.embed(model.embed, batch.tokens)
     hidden: dict[int, F32] = {}
-    for index, layer in enumerate(model.layers):
-        if index in hidden_layers:
-            hidden[index] = x.copy()
-        query = ops.attn_in(layer, x, batch, model.rope, pool, index)
-        attended = ops.attention(layer, query, batch, pool, index)
-        ops.attn_out(layer, attended, x)
-        ops.mlp(layer, x)
-    if len(model.layers) in hidden_layers:
-        hidden[len(model.layers)] = x.copy()
+    done = 0
+    for cut in sorted({*hidden_layers, len(model.layers)}):
+        if cut > done:
+            ops.run_layers(model.layers[done:cut], done, x, batch, model.rope, pool)
+            done = cut
+        if cut in hidden_layers:
+            hidden[cut] = x.copy()
     logits = ops.logits(model.final_norm, model.config.norm_eps, model.head, x, batch.logit_rows)
     return DecoderOutput(logits, hidden)
