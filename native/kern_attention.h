@@ -31,8 +31,8 @@ template <class T> struct Chunk {
     }
 };
 
-// scores[r][16 C] = q . keys of C blocks from `i` on. Meanwhile their values and the keys of the
-// block `next` are fetched.
+// scores[r][16 C] = q . keys of C blocks from `i` on. Meanwhile their values and the keys of
+// the blocks from `next` on are fetched.
 template <int R, int C, class T>
 void score_blocks(const Chunk<T>& chunk, int64_t i, int64_t next, const float* q, float* scores) {
     V sum[R][C];
@@ -42,14 +42,15 @@ void score_blocks(const Chunk<T>& chunk, int64_t i, int64_t next, const float* q
         for (int c = 0; c < C; ++c) sum[r][c] = set1(0.0f);
     const T* values[C];
     for (int c = 0; c < C; ++c) values[c] = chunk.value_block(i + c);
-    const T* coming = chunk.key_block(next);
+    const T* coming[C];
+    for (int c = 0; c < C; ++c) coming[c] = chunk.key_block(next + c);
     for (int64_t d = 0; d < chunk.job.dim; ++d) {
         V column[C];
         for (int c = 0; c < C; ++c) {
             column[c] = load(keys[c] + d * KV_BLOCK);
             prefetch(values[c] + d * KV_BLOCK);
+            prefetch(coming[c] + d * KV_BLOCK);
         }
-        prefetch(coming + d * KV_BLOCK);
         for (int r = 0; r < R; ++r) {
             const V query = set1(q[r * QUERY_STRIDE + d]);
             for (int c = 0; c < C; ++c) sum[r][c] = fma(query, column[c], sum[r][c]);
@@ -64,7 +65,7 @@ void score(const Chunk<T>& chunk, const float* q, int64_t blocks, float* scores)
     constexpr int C = columns_of(R);
     int64_t i = 0;
     for (; i + C <= blocks; i += C)
-        score_blocks<R, C>(chunk, i, i + C < blocks ? i + C : i, q, scores);
+        score_blocks<R, C>(chunk, i, i + 2 * C <= blocks ? i + C : i, q, scores);
     for (; i < blocks; ++i) score_blocks<R, 1>(chunk, i, i + 1 < blocks ? i + 1 : i, q, scores);
 }
 

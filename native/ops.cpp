@@ -51,17 +51,12 @@ Batch::Batch(const int32_t* pos, int64_t rows, const int32_t* begin, int64_t req
     }
 }
 
-float* Ops::grown(std::vector<float>& buffer, int64_t size) {
-    if (int64_t(buffer.size()) < size) buffer.resize(size_t(size));
-    return buffer.data();
-}
-
 Tiles Ops::tiles(const Matrix& matrix, int64_t rows) {
     const bool f32 = matrix.kind == WeightKind::f32;
     const int64_t words = f32 ? matrix.k : matrix.k / GROUP * kernels_->int8_words_per_group;
     const int64_t most = f32 ? kernels_->max_rows_f32 : kernels_->max_rows_int8;
-    if (int64_t(words_.size()) < words * rows) words_.resize(size_t(words * rows));
-    return {words_.data(), rows, words, (rows + most - 1) / most};
+    const auto* data = reinterpret_cast<uint32_t*>(words_.floats(words * rows));
+    return {data, rows, words, (rows + most - 1) / most};
 }
 
 Ops::Product Ops::product(const Matrix& matrix, const Tiles& x, float* out, int64_t stride,
@@ -168,7 +163,7 @@ void Ops::attn_in(const Layer& layer, const float* x, const Batch& batch, const 
     require(kv.kv_heads == layer.kv_heads && kv.dim == layer.dim, "the pool is of another model");
     const std::lock_guard lock(mutex_);
     const int64_t rows = batch.rows(), columns = layer.qkv_columns();
-    float* qkv = grown(wide_, rows * columns);
+    float* qkv = wide_.floats(rows * columns);
     const Tiles x_tiles = tiles(layer.qkv, rows);
     AttnIn context{*kernels_, layer, batch, kv, rope, index, qkv, q,
                    {x, nullptr, layer.attn_norm.data(), layer.eps,
@@ -214,7 +209,7 @@ struct Ops::Mlp {
 
 void Ops::mlp(const Layer& layer, float* x, int64_t rows) {
     const std::lock_guard lock(mutex_);
-    float* wide = grown(wide_, rows * 2 * layer.intermediate);
+    float* wide = wide_.floats(rows * 2 * layer.intermediate);
     // The two sets of tiles are never in use together: reserve the larger one before either.
     tiles(layer.gate_up, rows);
     const Tiles middle = tiles(layer.down, rows), x_tiles = tiles(layer.gate_up, rows);
@@ -254,8 +249,8 @@ void Ops::decode(const std::vector<const Layer*>& layers, int64_t first, float* 
     for (size_t i = 0; i < layers.size(); ++i) {
         const Layer& layer = *layers[i];
         const int64_t size = batch.rows() * layer.heads * layer.dim, index = first + int64_t(i);
-        float* q = grown(queries_, size);
-        float* attended = grown(attended_, size);
+        float* q = queries_.floats(size);
+        float* attended = attended_.floats(size);
         attn_in(layer, x, batch, rope, rope_rows, kv, index, q);
         attention(layer, q, batch, kv, index, attended);
         attn_out(layer, attended, x, batch.rows());

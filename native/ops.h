@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -59,6 +60,35 @@ struct Batch {
     const int32_t* table(int64_t request) const { return tables.data() + request * table_width; }
 };
 
+// Scratch memory that only grows; starts on a cache line.
+class Buffer {
+public:
+    Buffer() = default;
+    ~Buffer() { release(); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    // Room for `size` 32-bit values; what was there before is lost when it grows.
+    float* floats(int64_t size) {
+        if (size > size_) {
+            release();
+            data_ = ::operator new(size_t(size) * 4, LINE);
+            size_ = size;
+        }
+        return static_cast<float*>(data_);
+    }
+
+private:
+    static constexpr std::align_val_t LINE{64};
+    void release() {
+        if (data_) ::operator delete(data_, LINE);
+        data_ = nullptr;
+        size_ = 0;
+    }
+    void* data_ = nullptr;
+    int64_t size_ = 0;
+};
+
 class Ops {
 public:
     Ops(const Kernels* kernels, int threads) : kernels_(kernels), pool_(threads) {}
@@ -87,14 +117,12 @@ private:
 
     Tiles tiles(const Matrix& matrix, int64_t rows);
     Product product(const Matrix& matrix, const Tiles& x, float* out, int64_t stride, bool add);
-    static float* grown(std::vector<float>& buffer, int64_t size);
 
     const Kernels* kernels_;
     ThreadPool pool_;
     // Scratch memory and the pool serve one block at a time.
     std::recursive_mutex mutex_;
-    std::vector<uint32_t> words_;
-    std::vector<float> wide_, partial_, queries_, attended_;
+    Buffer words_, wide_, partial_, queries_, attended_;
 };
 
 }  // namespace wager

@@ -124,7 +124,7 @@ void Ops::attention(const Layer& layer, const float* q, const Batch& batch, cons
     // Few items cannot keep the threads evenly busy: then the chunks are the jobs, and a second
     // phase merges them.
     if (items < 4 * threads() && context.chunk_jobs.size() > context.items.size()) {
-        context.partial = grown(partial_, size);
+        context.partial = partial_.floats(size);
         const Phase phases[] = {
             {int64_t(context.chunk_jobs.size()) * layer.kv_heads,
              [](void* c, int64_t i) { static_cast<Attention*>(c)->one_chunk(i); }},

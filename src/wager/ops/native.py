@@ -40,6 +40,7 @@ ISA_VARIABLE: Final = "WAGER_ISA"
 INSTRUCTION_SETS: Final = ("scalar", "avx2", "avx512")
 MAX_HEAD_DIM: Final = 512
 _VECTOR: Final = 16
+_PAGE: Final = 4096
 _SEED_MASK: Final = (1 << 64) - 1
 
 
@@ -86,12 +87,12 @@ class NativeOps:
         shape = (config.num_layers, blocks, config.num_kv_heads)
         dtype = np.dtype(np.float32 if kind == "f32" else np.float16)
         per_head = BLOCK * config.head_dim
-        size = (shape[0] * shape[1] * shape[2] * per_head + _VECTOR) * dtype.itemsize
-        # Zeroed memory of this size is not touched before it is used.
-        raw_keys, raw_values = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        size = shape[0] * shape[1] * shape[2] * per_head * dtype.itemsize
+        # Reading a whole vector at the last value goes up to one vector further.
+        raw_keys, raw_values = (_untouched(size + _VECTOR * dtype.itemsize) for _ in range(2))
         handle = _native.pool(raw_keys, raw_values, *shape, config.head_dim, kind)
-        keys = raw_keys.view(dtype)[:-_VECTOR].reshape(*shape, config.head_dim, BLOCK)
-        values = raw_values.view(dtype)[:-_VECTOR].reshape(*shape, BLOCK, config.head_dim)
+        keys = raw_keys[:size].view(dtype).reshape(*shape, config.head_dim, BLOCK)
+        values = raw_values[:size].view(dtype).reshape(*shape, BLOCK, config.head_dim)
         per_block = 2 * shape[0] * shape[2] * per_head * dtype.itemsize
         return KvPool(kind, blocks, keys, values, per_block, handle)
 
@@ -150,6 +151,13 @@ class NativeOps:
 
     def close(self) -> None:
         self._ops = None
+
+
+def _untouched(size: int) -> Bytes:
+    """Zeros that start on a page, and whose memory is taken only as it is written."""
+    raw = np.zeros(size + _PAGE, np.uint8)
+    start = -raw.ctypes.data % _PAGE
+    return raw[start : start + size]
 
 
 def _checked(batch: RaggedBatch) -> Any:
