@@ -7,6 +7,7 @@ by the pieces of text.
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -322,6 +324,12 @@ class VllmServer(Server):
         return int(drafted), int(accepted)
 
 
+def _end_with_parent() -> None:
+    """Linux: the server gets SIGTERM when this process dies without having stopped it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 @contextmanager
 def _running(
     kind: type[Server], name: str, command: Sequence[str], port: int, **environ: str
@@ -337,6 +345,7 @@ def _running(
                 cwd=folder,
                 env={**os.environ, **environ},
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         server = kind(name, port, process, log)
         try:
