@@ -20,48 +20,60 @@ DEMO_PROMPTS = 8
 DEMO_TOKENS = 128
 
 
+Workload = Annotated[
+    str | None,
+    typer.Option("--workload", metavar="LIST", show_default=False,
+                 help="Comma-separated: copy, rename, edit, explain, story, words, random, "
+                      "json, summarise, classify. Default: all."),
+]  # fmt: skip
+Clients = Annotated[
+    str, typer.Option("--clients", metavar="LIST", help="Requests in flight, e.g. 1,8.")
+]
+Speculation = Annotated[
+    list[str] | None,
+    typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
+                 help="The arm to compare with plain decoding; repeatable. "
+                      "Default: n-gram, k 8, lookup 2 to 5."),
+]  # fmt: skip
+Repeats = Annotated[
+    int, typer.Option("--repeats", help="Each runs every prompt twice per arm (A B B A).")
+]
+Prompts = Annotated[
+    int | None, typer.Option("--prompts", help="Prompts per workload. Default: 16.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help="Cap on every answer.", show_default=False)
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the generated prompts.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", show_default=False,
+                 help="Also write the figures (docs/bench.schema.json)."),
+]  # fmt: skip
+Demo = Annotated[
+    bool, typer.Option("--demo", help="Fewer and shorter answers, in about three minutes.")
+]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours.")]
+
+
 def bench(
     model: options.ModelName,
-    workload: Annotated[
-        str | None,
-        typer.Option("--workload", metavar="LIST", show_default=False,
-                     help="Comma-separated: copy, rename, edit, explain, story, words, random, "
-                          "json, summarise, classify. Default: all."),
-    ] = None,
-    clients: Annotated[
-        str, typer.Option("--clients", metavar="LIST", help="Requests in flight, e.g. 1,8.")
-    ] = "1",
-    speculative_config: Annotated[
-        list[str] | None,
-        typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
-                     help="The arm to compare with plain decoding; repeatable. "
-                          "Default: n-gram, k 8, lookup 2 to 5."),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", help="Each runs every prompt twice per arm (A B B A).")
-    ] = 1,
-    prompts: Annotated[
-        int | None, typer.Option("--prompts", help="Prompts per workload. Default: 16.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Cap on every answer.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the generated prompts.")] = 0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", show_default=False,
-                     help="Also write the figures (docs/bench.schema.json)."),
-    ] = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Fewer and shorter answers, in about three minutes.")
-    ] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
+    workload: Workload = None,
+    clients: Clients = "1",
+    speculative_config: Speculation = None,
+    repeats: Repeats = 1,
+    prompts: Prompts = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+    demo: Demo = False,
+    no_color: NoColor = False,
     weights: options.Weights = "auto",
     kv: options.Kv = "auto",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     ops: options.Ops = "auto",
-) -> None:  # fmt: skip
+) -> None:
     """Measure plain and speculative decoding in turn, on the same prompts, in one process."""
     if demo:
         prompts = DEMO_PROMPTS if prompts is None else prompts

@@ -16,60 +16,67 @@ if TYPE_CHECKING:
 
 SAMPLING = "Sampling (default: the model's generation config)"
 
+Prompt = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPT", show_default=False,
+                   help="What to answer; - reads standard input. Without it: a chat."),
+]  # fmt: skip
+Speculation = Annotated[
+    str | None,
+    typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
+                 help="Draft and verify, e.g. "
+                      '{"method": "ngram", "num_speculative_tokens": 8}. '
+                      "Without it: plain decoding."),
+]  # fmt: skip
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Send PROMPT as it is, without the chat template.")
+]
+System = Annotated[str | None, typer.Option("--system", help="System message.", show_default=False)]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", help="Longest answer. Default: what the context has left.",
+                 rich_help_panel=SAMPLING),
+]  # fmt: skip
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=SAMPLING)
+]
+TopK = Annotated[int | None, typer.Option("--top-k", rich_help_panel=SAMPLING)]
+TopP = Annotated[float | None, typer.Option("--top-p", rich_help_panel=SAMPLING)]
+MinP = Annotated[float | None, typer.Option("--min-p", rich_help_panel=SAMPLING)]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Same seed, same answer.", rich_help_panel=SAMPLING)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="End before this text; repeatable.", rich_help_panel=SAMPLING),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Say afterwards what speculation did.")]
+NoColor = Annotated[
+    bool, typer.Option("--no-color", help="Accepted draft tokens in no other colour.")
+]
+
 
 def run(
     model: options.ModelName,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROMPT", show_default=False,
-            help="What to answer; - reads standard input. Without it: a chat.",
-        ),
-    ] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
-                     help="Draft and verify, e.g. "
-                          '{"method": "ngram", "num_speculative_tokens": 8}. '
-                          "Without it: plain decoding."),
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Send PROMPT as it is, without the chat template.")
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option("--system", help="System message.", show_default=False)
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", help="Longest answer. Default: what the context has left.",
-                     rich_help_panel=SAMPLING),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=SAMPLING)
-    ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", rich_help_panel=SAMPLING)] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", rich_help_panel=SAMPLING)] = None,
-    min_p: Annotated[float | None, typer.Option("--min-p", rich_help_panel=SAMPLING)] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Same seed, same answer.", rich_help_panel=SAMPLING),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", help="End before this text; repeatable.", rich_help_panel=SAMPLING),
-    ] = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Say afterwards what speculation did.")
-    ] = False,
-    no_color: Annotated[
-        bool, typer.Option("--no-color", help="Accepted draft tokens in no other colour.")
-    ] = False,
+    prompt: Prompt = None,
+    speculative_config: Speculation = None,
+    raw: Raw = False,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    stats: Stats = False,
+    no_color: NoColor = False,
     weights: options.Weights = "auto",
     kv: options.Kv = "auto",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     ops: options.Ops = "auto",
-) -> None:  # fmt: skip
+) -> None:
     """Answer PROMPT, or chat (/clear starts anew, /exit or end of file ends).
 
     On a terminal, tokens that a draft foretold show in another colour.
