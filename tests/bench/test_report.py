@@ -126,6 +126,13 @@ def test_an_arm_that_never_drafted_is_pointed_out() -> None:
     assert "NOT ACTIVE: copy: ngram never proposed" in text_of(idle)
 
 
+def test_a_gain_that_cannot_be_is_pointed_out() -> None:
+    cell = a_cell(2.0)
+    idle = replace(cell, requests=[replace(r, tokens=9, steps=9) for r in cell.requests])
+    assert "DISTURBED: copy: 2.00x was measured, but the steps allow 1.00x" in text_of(idle)
+    assert "DISTURBED" not in text_of(cell)
+
+
 def test_both_averages_are_named_where_they_differ() -> None:
     far = cell_of(
         [[reply("a", range(50))], [reply("b", range(200))]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.bench.scripted import prompt, reply
 from wager.bench.backend import Answer
 from wager.bench.measure import DEFAULT_SPECULATION, PLAIN, Measurement, arms
-from wager.bench.results import Cell, Report, cell, check_writable, write
+from wager.bench.results import Cell, Report, cell, check_writable, highest_speedup, write
 from wager.errors import ConfigError
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
@@ -117,8 +118,9 @@ def test_runs_of_a_prompt_are_its_median() -> None:
 
 
 def test_the_verdict_follows_the_interval_of_whole_requests() -> None:
-    def times(values: Sequence[float], drafts: tuple[int, int] = (4, 2)) -> list[list[Answer]]:
-        return [[reply(f"p{i}", total=t, drafts=[drafts])] for i, t in enumerate(values)]
+    def times(values: Sequence[float], accepted: int = 2) -> list[list[Answer]]:
+        drafts = [(0, 0), (4, accepted), *[(0, 0)] * (2 - accepted)]
+        return [[reply(f"p{i}", range(4), total=t, drafts=drafts)] for i, t in enumerate(values)]
 
     slow, fast = times([2.0, 2.2, 1.8, 2.1, 1.9]), times([1.0, 1.1, 0.9, 1.05, 1.0])
     mixed = times([1.0, 4.4, 0.9, 3.0, 1.9])
@@ -128,8 +130,16 @@ def test_the_verdict_follows_the_interval_of_whole_requests() -> None:
     assert cell_of(slow, slow).verdict == "no difference"
     assert cell_of(slow[:4], fast[:4]).verdict is None
     assert cell_of(slow[:4], fast[:4]).speedup_low is None
-    wrong = times([1.0, 1.1, 0.9, 1.05, 1.0], drafts=(4, 0))
+    wrong = times([1.0, 1.1, 0.9, 1.05, 1.0], accepted=0)
     assert cell_of(slow, wrong).verdict == "no difference"
+
+
+def test_the_prompt_bounds_a_gain_of_one_client_only() -> None:
+    requests = cell_of([[reply("a")]], [[reply("a", range(9), drafts=[(0, 0), (8, 7)])]]).requests
+    assert highest_speedup(1, 0.5, requests) == pytest.approx(1 / (0.5 + 0.5 / 8))
+    assert highest_speedup(8, 0.5, requests) == 8.0
+    assert highest_speedup(1, None, requests) is None
+    assert highest_speedup(1, 0.5, [replace(requests[0], steps=None)]) is None
 
 
 def test_no_draft_at_all_is_null_not_zero_or_nan() -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wager.bench.statistics import Ratio, median, paired_ratio, pool, tokens_per_step, verdict
+from wager.bench.statistics import (
+    Ratio,
+    ceiling,
+    disturbed,
+    median,
+    paired_ratio,
+    pool,
+    tokens_per_step,
+    verdict,
+)
 from wager.types import DraftCounts
 
 seconds = st.floats(0.01, 100.0)
@@ -81,11 +90,31 @@ def test_a_few_pairs_have_no_interval(pairs: int) -> None:
     assert paired_ratio([3.0] * 5, [2.0] * 5) == Ratio(1.5, 1.5, 1.5)
 
 
-def test_a_gain_without_an_accepted_token_is_no_reason_to_use_it() -> None:
+def test_the_ceiling_is_amdahls() -> None:
+    # A quarter of the time is the prompt; after the first step 30 tokens came in 10 steps.
+    assert ceiling(0.25, [(21, 6), (11, 6)]) == pytest.approx(1 / (0.25 + 0.75 / 3))
+    assert ceiling(1.0, [(21, 6)]) == 1.0
+    assert ceiling(0.5, [(8, 8)]) == 1.0
+    assert ceiling(0.5, [(1, 1)]) is None
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 50), st.integers(0, 400))
+def test_the_ceiling_is_at_least_1_and_at_most_the_tokens_per_step(
+    share: float, steps: int, more: int
+) -> None:
+    highest = ceiling(share, [(1 + steps + more, 1 + steps)])
+    assert highest is not None
+    assert 1.0 - 1e-9 <= highest <= (steps + more) / steps + 1e-9
+
+
+def test_a_gain_beyond_the_ceiling_is_no_reason_to_use_it() -> None:
     gain, loss = Ratio(1.3, 1.1, 1.5), Ratio(0.8, 0.7, 0.9)
-    assert verdict(gain, accepted=1) == verdict(gain, accepted=None) == "use"
-    assert verdict(gain, accepted=0) == "no difference"
-    assert verdict(loss, accepted=0) == "do not use"
+    assert verdict(gain, None) == verdict(gain, 1.2) == "use"
+    assert verdict(gain, 1.0) == "no difference"
+    assert verdict(loss, 1.0) == "do not use"
+    assert disturbed(gain, 1.05)
+    assert not disturbed(gain, 1.1)
+    assert not disturbed(Ratio(3.0), 1.0)
 
 
 def test_lengths_must_agree() -> None:

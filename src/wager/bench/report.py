@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from wager.bench.measure import DEFAULT_SPECULATION
-from wager.bench.results import STEP_CONTEXT, Cell, Report
-from wager.bench.statistics import tokens_per_step
+from wager.bench.results import STEP_CONTEXT, Cell, Report, highest_speedup
+from wager.bench.statistics import Ratio, disturbed, tokens_per_step
 from wager.bench.workloads import DEFAULT_PROMPTS
 
 if TYPE_CHECKING:
@@ -163,6 +163,12 @@ def notes(cells: Sequence[Cell]) -> list[str]:
             out.append(f"OUTPUT CHANGED: {place}: {changed} of {cell.outputs} replies differ")
         if cell.drafted == 0:
             out.append(f"NOT ACTIVE: {place}: {cell.method} never proposed anything")
+        highest = highest_speedup(cell.clients, cell.prefill_share, cell.requests)
+        if disturbed(Ratio(cell.speedup, cell.speedup_low, cell.speedup_high), highest):
+            out.append(
+                f"DISTURBED: {place}: {number(cell.speedup, 2)}x was measured, but the steps allow "
+                f"{number(highest, 2)}x at most; something else used the machine, measure again"
+            )
         if cell.followed is not None:
             out.append(f"{place}: instruction followed in {cell.followed} of {cell.outputs}")
         if cell.loops:

@@ -16,7 +16,7 @@ from wager.bench.backend import Answer
 from wager.bench.checks import followed, loops
 from wager.bench.measure import PLAIN, Arm, Measurement
 from wager.bench.prompts import Prompt
-from wager.bench.statistics import Ratio, Verdict, median, paired_ratio, pool, verdict
+from wager.bench.statistics import Ratio, Verdict, ceiling, median, paired_ratio, pool, verdict
 from wager.errors import ConfigError
 from wager.models.paths import replacing
 
@@ -124,7 +124,7 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         for p, a, b, s, t in zip(prompts, plain, spec, plain_times, spec_times, strict=True)
     ]
     speed = _speedup(plain_times, spec_times, decode=False)
-    figures = _draft_figures(spec)
+    share = paired_ratio([t.first for t in plain_times], [t.total for t in plain_times]).value
     return Cell(
         workload=measurement.workload,
         clients=measurement.clients,
@@ -137,17 +137,29 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         plain_decode_tok_s=_decode_tokens_per_second(plain_times),
         spec_decode_tok_s=_decode_tokens_per_second(spec_times),
         decode_speedup=_speedup(plain_times, spec_times, decode=True).value,
-        prefill_share=paired_ratio(
-            [t.first for t in plain_times], [t.total for t in plain_times]
-        ).value,
-        **figures,
+        prefill_share=share,
+        **_draft_figures(spec),
         outputs=len(requests),
         identical=sum(request.identical for request in requests),
         followed=_followed(prompts, spec),
         loops=sum(loops(answers[0].token_ids) for answers in spec),
-        verdict=verdict(speed, figures["accepted"]),
+        verdict=verdict(speed, highest_speedup(measurement.clients, share, requests)),
         requests=requests,
     )
+
+
+def highest_speedup(
+    clients: int, prefill_share: float | None, requests: Sequence[RequestResult]
+) -> float | None:
+    """What the steps of the replies allow at most; None where an engine does not tell them.
+
+    With several clients a prompt is read between the steps of others, which drafts make fewer, so
+    that only the tokens per step bound the gain.
+    """
+    steps = [(r.tokens, r.steps) for r in requests if r.steps is not None]
+    if prefill_share is None or len(steps) < len(requests):
+        return None
+    return ceiling(prefill_share if clients == 1 else 0.0, steps)
 
 
 def _request(

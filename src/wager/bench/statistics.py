@@ -56,16 +56,35 @@ def paired_ratio(
     return Ratio(value, float(low), float(high))
 
 
-def verdict(speedup: Ratio, accepted: int | None = None) -> Verdict | None:
+def ceiling(prefill_share: float, requests: Sequence[tuple[int, int]]) -> float | None:
+    """The highest speed-up of whole requests that their steps allow (Amdahl's law).
+
+    From (tokens, steps) of the speculative replies: reading the prompt takes as long as before, and
+    the rest at best as many plain step times as there are steps. The first step belongs to the
+    prompt. None without a step after it.
+    """
+    tokens = sum(tokens - 1 for tokens, steps in requests if steps > 1)
+    steps = sum(steps - 1 for _, steps in requests if steps > 1)
+    if not steps:
+        return None
+    return 1.0 / (prefill_share + (1.0 - prefill_share) * steps / max(tokens, steps))
+
+
+def disturbed(speedup: Ratio, highest: float | None) -> bool:
+    """Whether the whole interval lies above what the steps allow: the machine's doing, not ours."""
+    return speedup.low is not None and highest is not None and speedup.low > highest + MARGIN
+
+
+def verdict(speedup: Ratio, highest: float | None = None) -> Verdict | None:
     """``use`` when the whole interval lies above 1.01, ``do not use`` when it lies below 0.99.
 
-    Anything else is ``no difference``: none was shown. None without an interval. Without a single
-    ``accepted`` draft token there is nothing that could have saved time, so that a gain must be
-    the machine's doing, and is no reason to use speculation. None stands for not known.
+    Anything else is ``no difference``: none was shown. None without an interval. A gain beyond
+    the ``highest`` possible one (see `ceiling`; None: not known) was not made by speculation and
+    is no reason to use it.
     """
     if speedup.low is None or speedup.high is None:
         return None
-    if speedup.low > 1.0 + MARGIN and accepted != 0:
+    if speedup.low > 1.0 + MARGIN and not disturbed(speedup, highest):
         return "use"
     if speedup.high < 1.0 - MARGIN:
         return "do not use"

@@ -58,7 +58,7 @@ def _edit(rng: Random, _: int) -> Drawn:
         "Return the whole file in one code block.\n\n"
         f"```python\n{edit.source}```"
     )
-    return Drawn(640, 0.0, content, expected=edit.expected)
+    return Drawn(512, 0.0, content, expected=edit.expected)
 
 
 _EXPLAIN_WHO: Final = (
