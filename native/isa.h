@@ -5,6 +5,13 @@
 
 #include <cstdint>
 
+// Loops over the rows of a tile keep one register per row, so they must be unrolled whole.
+#if defined(__clang__)
+#define WAGER_UNROLL _Pragma("unroll")
+#else
+#define WAGER_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 namespace wager {
 
 constexpr int LANES = 16;       // output columns of a panel; positions of a KV block

@@ -37,26 +37,36 @@ template <int R, int C, class T>
 void score_blocks(const Chunk<T>& chunk, int64_t i, int64_t next, const float* q, float* scores) {
     V sum[R][C];
     const T* keys[C];
+    WAGER_UNROLL
     for (int c = 0; c < C; ++c) keys[c] = chunk.key_block(i + c);
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r)
+        WAGER_UNROLL
         for (int c = 0; c < C; ++c) sum[r][c] = set1(0.0f);
     const T* values[C];
+    WAGER_UNROLL
     for (int c = 0; c < C; ++c) values[c] = chunk.value_block(i + c);
     const T* coming[C];
+    WAGER_UNROLL
     for (int c = 0; c < C; ++c) coming[c] = chunk.key_block(next + c);
     for (int64_t d = 0; d < chunk.job.dim; ++d) {
         V column[C];
+        WAGER_UNROLL
         for (int c = 0; c < C; ++c) {
             column[c] = load(keys[c] + d * KV_BLOCK);
             prefetch(values[c] + d * KV_BLOCK);
             prefetch(coming[c] + d * KV_BLOCK);
         }
+        WAGER_UNROLL
         for (int r = 0; r < R; ++r) {
             const V query = set1(q[r * QUERY_STRIDE + d]);
+            WAGER_UNROLL
             for (int c = 0; c < C; ++c) sum[r][c] = fma(query, column[c], sum[r][c]);
         }
     }
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r)
+        WAGER_UNROLL
         for (int c = 0; c < C; ++c) store(scores + r * SCORE_STRIDE + (i + c) * LANES, sum[r][c]);
 }
 
@@ -74,7 +84,9 @@ template <int R, int C, class T>
 void weigh_columns(const Chunk<T>& chunk, const float* weights, int64_t begin, int64_t end,
                    int64_t d, float* out, int64_t stride) {
     V sum[R][C];
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r)
+        WAGER_UNROLL
         for (int c = 0; c < C; ++c) sum[r][c] = load(out + r * stride + d + c * LANES);
     const int64_t dim = chunk.job.dim;
     while (begin < end) {
@@ -82,14 +94,19 @@ void weigh_columns(const Chunk<T>& chunk, const float* weights, int64_t begin, i
         const T* values = chunk.value_block(block) + (begin - block * KV_BLOCK) * dim + d;
         for (const int64_t last = stop < end ? stop : end; begin < last; ++begin, values += dim) {
             V row[C];
+            WAGER_UNROLL
             for (int c = 0; c < C; ++c) row[c] = load(values + c * LANES);
+            WAGER_UNROLL
             for (int r = 0; r < R; ++r) {
                 const V weight = set1(weights[r * SCORE_STRIDE + begin]);
+                WAGER_UNROLL
                 for (int c = 0; c < C; ++c) sum[r][c] = fma(weight, row[c], sum[r][c]);
             }
         }
     }
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r)
+        WAGER_UNROLL
         for (int c = 0; c < C; ++c) store(out + r * stride + d + c * LANES, sum[r][c]);
 }
 
@@ -150,18 +167,21 @@ template <int R, class T> void attend_pairs(const Chunk<T>& chunk, const Pairs& 
     const int64_t slot = partial_size(job.dim);
     float* partial = job.partial + pairs.first * slot;
     int64_t most = 0, common = CHUNK;
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r) {
         most = pairs.valid[r] > most ? pairs.valid[r] : most;
         common = pairs.valid[r] < common ? pairs.valid[r] : common;
     }
     gather_queries(job, pairs, q);
     score<R>(chunk, q, (most + KV_BLOCK - 1) / KV_BLOCK, scores);
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r) {
         float* tail = partial + r * slot + padded(job.dim);
         soften(scores + r * SCORE_STRIDE, pairs.valid[r], tail, tail + 1);
         for (int64_t d = 0; d < job.dim; d += LANES) store(partial + r * slot + d, set1(0.0f));
     }
     weigh<R>(chunk, scores, 0, common, partial, slot);
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r)
         weigh<1>(chunk, scores + r * SCORE_STRIDE, common, pairs.valid[r], partial + r * slot, slot);
 }

@@ -17,9 +17,11 @@ struct Ahead {
 };
 
 template <int R> inline void load_sums(V (&sum)[R], const float* sums, bool first) {
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r) sum[r] = first ? set1(0.0f) : load(sums + r * LANES);
 }
 template <int R> inline void store_sums(const V (&sum)[R], float* sums) {
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r) store(sums + r * LANES, sum[r]);
 }
 
@@ -43,11 +45,13 @@ struct FloatWeights {
             ahead.fetch();
             for (int j = 0; j < UNIT; ++j, w += LANES, x += R) {
                 const V column = load(w);
+                WAGER_UNROLL
                 for (int r = 0; r < R; ++r) sum[r] = fma(set1(x[r]), column, sum[r]);
             }
         }
         for (; i < k; ++i, w += LANES, x += R) {
             const V column = load(w);
+            WAGER_UNROLL
             for (int r = 0; r < R; ++r) sum[r] = fma(set1(x[r]), column, sum[r]);
         }
         store_sums(sum, sums);

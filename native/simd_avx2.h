@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "isa.h"
+
 namespace wager::WAGER_ISA {
 
 // 6 rows x 2 registers of sums, 2 of weights, 1 broadcast: 15 of the 16 registers.
@@ -168,8 +170,10 @@ inline void pack_quad(const int8_t* q, uint32_t* out, int64_t stride) {
 template <int R, class Use>
 inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t*, Use use) {
     I dot[R];
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r) dot[r] = set1_int(0);
     const __m256i offset = _mm256_set1_epi8(char(0x80));
+    WAGER_UNROLL
     for (int quad = 0; quad < 8; ++quad) {
         const __m256i* p = reinterpret_cast<const __m256i*>(w + quad * 64);
         const __m256i wa = _mm256_xor_si256(_mm256_loadu_si256(p), offset);
@@ -178,6 +182,7 @@ inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t*, Use 
         const __m256i even_b = _mm256_srai_epi16(_mm256_slli_epi16(wb, 8), 8);
         const __m256i odd_a = _mm256_srai_epi16(wa, 8), odd_b = _mm256_srai_epi16(wb, 8);
         const uint32_t* xq = x + quad * 2 * R;
+        WAGER_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256i even = _mm256_set1_epi32(int(xq[r]));
             dot[r].a = _mm256_add_epi32(dot[r].a, _mm256_madd_epi16(even_a, even));
@@ -187,6 +192,7 @@ inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t*, Use 
             dot[r].b = _mm256_add_epi32(dot[r].b, _mm256_madd_epi16(odd_b, odd));
         }
     }
+    WAGER_UNROLL
     for (int r = 0; r < R; ++r) use(r, dot[r]);
 }
 

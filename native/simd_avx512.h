@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "isa.h"
+
 namespace wager::WAGER_ISA {
 
 // Sums of 24 rows, 1 register of weights; the broadcasts are memory operands.
@@ -110,9 +112,13 @@ inline void pack_quad(const int8_t* q, uint32_t* out, int64_t) { std::memcpy(out
 template <int R, class Use>
 inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t* start, Use use) {
     __m512i quads[8];
+    WAGER_UNROLL
     for (int quad = 0; quad < 8; ++quad) quads[quad] = _mm512_loadu_si512(w + quad * 64);
+    // Rolled: unrolled, the compiler keeps too many broadcasts at once.
+#pragma GCC unroll 1
     for (int r = 0; r < R; ++r) {
         __m512i dot = _mm512_set1_epi32(start[r]);
+        WAGER_UNROLL
         for (int quad = 0; quad < 8; ++quad)
             dot = _mm512_dpbusd_epi32(dot, quads[quad], _mm512_set1_epi32(int(x[quad * R + r])));
         use(r, I{dot});
