@@ -11,6 +11,7 @@ other sources or of another CPU are not kept. Peers that `scripts/peers.sh` did 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from wager.bench.machine import machine, versions
 
 PARTS = ("steps", "overhead", "engines", "quality", "memory", "shapes")
 THREADS = 2
+QUIET = 0.7
 PEER_VERSIONS = {"vllm": "vLLM 0.32.0 CPU", "llama": "llama.cpp b11434"}
 
 
@@ -50,7 +52,7 @@ def run(store: Store, parts: list[str]) -> str:
         )
         for kind in ("f32", "int8")
     }
-    rates = store.get("machine", lambda: kernels.rates(llms["f32"].model.ops))
+    rates = store.get("machine", lambda: machine_rates(llms["f32"]))
     sections, aims = [heading(llms["f32"], peers, rates)], list[Aim]()
 
     def add(text: str, found: list[Aim]) -> None:
@@ -82,6 +84,14 @@ def run(store: Store, parts: list[str]) -> str:
     return "\n\n".join(sections)
 
 
+def machine_rates(llm: LLM) -> Result:
+    """Bandwidth and peak, and how busy the machine was before anything was measured."""
+    load = os.getloadavg()[0]
+    if load > QUIET:
+        say(f"WARNING: the load is {load:.1f}: other work runs, and the figures will not hold")
+    return {"load": load, **kernels.rates(llm.model.ops)}
+
+
 def heading(llm: LLM, peers: Peers, rates: Result) -> str:
     """What it was measured on, and with."""
     ops = llm.model.ops
@@ -91,7 +101,8 @@ def heading(llm: LLM, peers: Peers, rates: Result) -> str:
     peaks = [f"{kind} {rate / 1e9:.0f} G/s" for kind, rate in rates["multiply_adds"].items()]
     lines = (
         f"{time.strftime('%Y-%m-%d')}, {about['cpu']}, {about['cores']} cores, {about['isa']}, "
-        f"{ops.threads} threads",
+        f"{ops.threads} threads, load at the start {rates['load']:.1f}"
+        + (" (NOT QUIET)" if rates["load"] > QUIET else ""),
         f"read bandwidth {rates['read'] / 1e9:.1f} GB/s, peak multiply-adds {', '.join(peaks)}",
         ", ".join(used),
     )
