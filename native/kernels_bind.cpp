@@ -91,22 +91,12 @@ HeldPool* make_pool(View<uint8_t, 1> keys, View<uint8_t, 1> values, int64_t laye
     auto pool = std::make_unique<HeldPool>();
     static_cast<KvPool&>(*pool) = {keys.data(), values.data(), layers, blocks, kv_heads, dim,
                                    kind == "f32" ? KvKind::f32 : KvKind::f16};
-    const int64_t bytes = pool->offset(layers, 0, 0) + LANES * pool->element();
+    const int64_t bytes = pool->offset(0, blocks, 0) + LANES * pool->element();
     require(int64_t(keys.shape(0)) >= bytes && int64_t(values.shape(0)) >= bytes,
             "KV pool: too few bytes");
     pool->keys_owner = nb::cast(keys);
     pool->values_owner = nb::cast(values);
     return pool.release();
-}
-
-void copy_block(const HeldPool& pool, int64_t source, int64_t target) {
-    require(source >= 0 && source < pool.blocks && target >= 0 && target < pool.blocks,
-            "copy_block: a block id is outside the pool");
-    if (source == target) return;
-    for (int64_t layer = 0; layer < pool.layers; ++layer)
-        for (uint8_t* data : {pool.keys, pool.values})
-            std::memcpy(data + pool.offset(layer, target, 0), data + pool.offset(layer, source, 0),
-                        size_t(pool.block_bytes()));
 }
 
 Batch* make_batch(Ints1 positions, Ints1 starts, Ints2 tables) {
@@ -216,7 +206,6 @@ void bind_kernels(nb::module_& m) {
           "qkv"_a, "out"_a, exact("mlp_norm"), "gate_up"_a, "down"_a);
     m.def("pool", &make_pool, exact("keys"), exact("values"), "layers"_a, "blocks"_a, "kv_heads"_a,
           "dim"_a, "kind"_a);
-    m.def("copy_block", &copy_block);
     m.def("batch", &make_batch, exact("positions"), exact("row_starts"), exact("block_tables"));
     m.def("instruction_sets", &instruction_sets,
           "(name, whether its kernels give the known answers), best first.");

@@ -40,9 +40,10 @@ struct KvPool {
     KvKind kind;
     int64_t element() const { return kind == KvKind::f32 ? 4 : 2; }
     int64_t head_bytes() const { return KV_BLOCK * dim * element(); }
-    int64_t block_bytes() const { return kv_heads * head_bytes(); }
+    // All layers of a block lie together, so that memory is touched block by block.
+    int64_t block_bytes() const { return layers * kv_heads * head_bytes(); }
     int64_t offset(int64_t layer, int64_t block, int64_t head) const {
-        return (layer * blocks + block) * block_bytes() + head * head_bytes();
+        return block * block_bytes() + (layer * kv_heads + head) * head_bytes();
     }
 };
 

@@ -347,8 +347,8 @@ class Engine:
         if blocks is None:
             raise ConfigError(f"kv_memory: no room to measure a step at a context of {context}")
         try:
-            self.target.pool.keys[:, blocks] = 0
-            self.target.pool.values[:, blocks] = 0
+            self.target.pool.keys[blocks] = 0
+            self.target.pool.values[blocks] = 0
             tokens = [(7919 * (i + 1)) % self.vocab_size for i in range(rows)]
             started = time.perf_counter()
             logits = self.target.forward([Span(tokens, context, blocks, rows)]).logits

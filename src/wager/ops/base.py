@@ -77,7 +77,7 @@ class RaggedBatch:
 
 @dataclass(slots=True)
 class KvPool:
-    """Keys and values of all layers: arrays [layers, blocks, kv_heads, ...] of one KV type.
+    """Keys and values: arrays [blocks, layers, kv_heads, ...] of one KV type.
 
     The layout within a block is the op set's own. ``bytes_per_block`` counts keys and values of all
     layers. Memory is only touched as blocks are used. What a slot held before it was written never
@@ -133,10 +133,6 @@ class OpSet(Protocol):
     def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer: ...
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool: ...
-
-    def copy_block(self, pool: KvPool, source: int, target: int) -> None:
-        """Copy all layers of one block (copy-on-write of a partly filled block)."""
-        ...
 
     def embed(self, table: Matrix, tokens: I32) -> F32:
         """Rows of the embedding, [T, H]. The table may be the (tied) head."""

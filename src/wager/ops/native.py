@@ -84,20 +84,20 @@ class NativeOps:
         )
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
-        shape = (config.num_layers, blocks, config.num_kv_heads)
+        layers, kv_heads = config.num_layers, config.num_kv_heads
+        shape = (blocks, layers, kv_heads)
         dtype = np.dtype(np.float32 if kind == "f32" else np.float16)
         per_head = BLOCK * config.head_dim
         size = shape[0] * shape[1] * shape[2] * per_head * dtype.itemsize
         # Reading a whole vector at the last value goes up to one vector further.
         raw_keys, raw_values = (_untouched(size + _VECTOR * dtype.itemsize) for _ in range(2))
-        handle = _native.pool(raw_keys, raw_values, *shape, config.head_dim, kind)
+        handle = _native.pool(
+            raw_keys, raw_values, layers, blocks, kv_heads, config.head_dim, kind
+        )
         keys = raw_keys[:size].view(dtype).reshape(*shape, config.head_dim, BLOCK)
         values = raw_values[:size].view(dtype).reshape(*shape, BLOCK, config.head_dim)
-        per_block = 2 * shape[0] * shape[2] * per_head * dtype.itemsize
+        per_block = 2 * layers * kv_heads * per_head * dtype.itemsize
         return KvPool(kind, blocks, keys, values, per_block, handle)
-
-    def copy_block(self, pool: KvPool, source: int, target: int) -> None:
-        _native.copy_block(pool.handle, source, target)
 
     def embed(self, table: Matrix, tokens: I32) -> F32:
         return self._ops.embed(table, tokens)

@@ -130,15 +130,10 @@ class ReferenceOps:
         return _Layer(config, weights)
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
-        shape = (config.num_layers, blocks, config.num_kv_heads, BLOCK, config.head_dim)
+        shape = (blocks, config.num_layers, config.num_kv_heads, BLOCK, config.head_dim)
         dtype = np.float32 if kind == "f32" else np.float16
         keys, values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        return KvPool(kind, blocks, keys, values, 2 * keys[:, 0].nbytes)
-
-    def copy_block(self, pool: KvPool, source: int, target: int) -> None:
-        _check_range("copy_block: a block id", (source, target), pool.blocks)
-        pool.keys[:, target] = pool.keys[:, source]
-        pool.values[:, target] = pool.values[:, source]
+        return KvPool(kind, blocks, keys, values, 2 * keys[0].nbytes)
 
     def embed(self, table: _Matrix, tokens: I32) -> F32:
         _check_range("a token id", tokens, table.shape[0])
@@ -162,8 +157,8 @@ class ReferenceOps:
             q[i] = turned[:heads].reshape(-1)
             block, offset = batch.block_tables[owner][position // BLOCK], position % BLOCK
             with np.errstate(over="ignore"):
-                pool.keys[index, block, :, offset] = turned[heads:]
-                pool.values[index, block, :, offset] = vectors[heads + kv_heads :]
+                pool.keys[block, index, :, offset] = turned[heads:]
+                pool.values[block, index, :, offset] = vectors[heads + kv_heads :]
         return q
 
     def attention(self, layer: _Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
@@ -174,8 +169,8 @@ class ReferenceOps:
         for i, owner in enumerate(_owners(batch, pool)):
             seen = int(batch.positions[i]) + 1
             blocks = batch.block_tables[owner][: -(-seen // BLOCK)]
-            keys = _context(pool.keys[index, blocks], seen)
-            values = _context(pool.values[index, blocks], seen)
+            keys = _context(pool.keys[blocks, index], seen)
+            values = _context(pool.values[blocks, index], seen)
             queries = q[i].reshape(kv_heads, heads // kv_heads, dim) * scale
             scores = queries @ keys.transpose(0, 2, 1)
             weights = np.exp(scores - scores.max(axis=2, keepdims=True))
