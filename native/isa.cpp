@@ -31,26 +31,36 @@ float sample(uint32_t i) {
     return float(int32_t(i)) * 0x1p-31f;
 }
 
-// A small product of the given kind, norm and activation included.
-std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
-    constexpr int64_t n = 24, k = 96, rows = 3;
-    std::vector<float> weight(n * k), x(rows * k), ones(k, 1.0f), out(rows * n);
-    for (size_t i = 0; i < weight.size(); ++i) weight[i] = sample(uint32_t(i));
-    std::vector<uint8_t> packed(size_t(2 * panel_bytes(k, kind)));
+std::vector<uint8_t> packed_sample(int64_t n, int64_t k, WeightKind kind) {
+    std::vector<float> weight(size_t(n * k));
+    for (size_t i = 0; i < weight.size(); ++i) weight[i] = sample(uint32_t(i + size_t(n)));
+    std::vector<uint8_t> packed(size_t((n + LANES - 1) / LANES * panel_bytes(k, kind)));
     pack_rows(packed.data(), weight.data(), 0, n, n, k, kind);
+    return packed;
+}
+
+// Three rows through a norm, a gated product and a second product of the given kind.
+std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
+    constexpr int64_t k = 96, middle = 32, n = 24, rows = 3;
     const bool f32 = kind == WeightKind::f32;
-    const int64_t words = f32 ? k : k / GROUP * kernels.int8_words_per_group;
-    std::vector<uint32_t> tile(size_t(words * rows));
+    const int64_t group_words = f32 ? GROUP : kernels.int8_words_per_group;
+    std::vector<float> x(rows * k), ones(k, 1.0f), out(rows * n);
     for (int64_t row = 0; row < rows; ++row) {
         float* at = x.data() + row * k;
         for (int64_t i = 0; i < k; ++i) at[i] = sample(uint32_t(100000 + row * k + i)) * 8.0f;
         kernels.apply_norm(at, kernels.rms_scale(at, 1e-5f, k), ones.data(), at, k);
-        kernels.silu_mul(at, at, at, k);
     }
-    (f32 ? kernels.pack_f32 : kernels.pack_int8)(x.data(), k, rows, k, tile.data());
-    const ProductJob job{packed.data(), n, k, {tile.data(), rows, words, 1}, out.data(), n, false,
-                         0, 2, 0, 1};
-    (f32 ? kernels.product_f32 : kernels.product_int8)(job);
+    std::vector<uint32_t> first(size_t(k / GROUP * group_words * rows));
+    std::vector<uint32_t> second(size_t(middle / GROUP * group_words * rows));
+    (f32 ? kernels.pack_f32 : kernels.pack_int8)(x.data(), k, rows, k, first.data());
+    const auto gate_up = packed_sample(2 * middle, k, kind), down = packed_sample(n, middle, kind);
+    const int64_t words[2] = {k / GROUP * group_words, middle / GROUP * group_words};
+    const ProductJob gated{gate_up.data(), 2 * middle, k, {first.data(), rows, words[0], 1},
+                           nullptr, 0, false, 0, 2, 0, 1, second.data(), words[1]};
+    const ProductJob last{down.data(), n, middle, {second.data(), rows, words[1], 1},
+                          out.data(), n, false, 0, 2, 0, 1};
+    (f32 ? kernels.gated_product_f32 : kernels.gated_product_int8)(gated);
+    (f32 ? kernels.product_f32 : kernels.product_int8)(last);
     return out;
 }
 

@@ -56,6 +56,8 @@ struct ProductJob {
     int64_t stride;
     bool add;            // out += instead of out =
     int64_t panel_begin, panel_end, tile_begin, tile_end;
+    uint32_t* gated = nullptr;       // tiles of the next product, for gated_product_*
+    int64_t gated_words = 0;         // 32-bit words per row of them
 };
 
 // Attention of the rows [row_begin, row_end) of one request, for one kv head, over one chunk.
@@ -103,7 +105,10 @@ struct Kernels {
     void (*pack_int8)(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile);
     void (*product_f32)(const ProductJob& job);
     void (*product_int8)(const ProductJob& job);
-    void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
+    // silu(first half of the columns) * second half, into the tiles `gated`; panel numbers are those
+    // of the first half, even at the start of a job.
+    void (*gated_product_f32)(const ProductJob& job);
+    void (*gated_product_int8)(const ProductJob& job);
     // x[i], x[i + half] rotated by the angles whose cosines and sines are given.
     void (*rotate)(const float* x, const float* cosine, const float* sine, float* out, int64_t half);
     void (*to_half)(const float* x, uint16_t* out, int64_t n);

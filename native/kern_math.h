@@ -95,11 +95,6 @@ inline V silu_mul(V gate, V up) {
     const V one = set1(1.0f);
     return mul(div(gate, add(one, exp(sub(set1(0.0f), gate)))), up);
 }
-inline void silu_mul(const float* gate, const float* up, float* out, int64_t n) {
-    for (int64_t i = 0; i < n; i += LANES)
-        store_part(out + i, silu_mul(load_part(gate + i, n - i), load_part(up + i, n - i)), n - i);
-}
-
 inline void rotate(const float* x, const float* cosine, const float* sine, float* out,
                    int64_t half) {
     for (int64_t i = 0; i < half; i += LANES) {

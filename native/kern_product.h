@@ -4,6 +4,7 @@
 #pragma once
 
 #include "isa.h"
+#include "kern_math.h"
 
 namespace wager::WAGER_ISA {
 
@@ -31,6 +32,7 @@ struct FloatWeights {
     static constexpr int64_t SLICE = 256;          // k that stay in the first cache
     static constexpr int MAX_ROWS = MAX_ROWS_F32;
     static constexpr WeightKind KIND = WeightKind::f32;
+    static constexpr auto pack = pack_f32;
     static int64_t words(int64_t k) { return k; }
 
     template <int R>
@@ -64,6 +66,7 @@ struct Int8Weights {
     static constexpr int64_t SLICE = 1024;
     static constexpr int MAX_ROWS = MAX_ROWS_INT8;
     static constexpr WeightKind KIND = WeightKind::int8;
+    static constexpr auto pack = pack_int8;
     static constexpr int64_t GROUP_WORDS = 2 + 8 * QUAD_WORDS;
     static int64_t words(int64_t k) { return k / GROUP * GROUP_WORDS; }
 
@@ -127,32 +130,85 @@ constexpr int64_t AHEAD_BYTES = 8192;
 // Rows whose sums one job keeps on its stack.
 constexpr int64_t JOB_ROWS = 256;
 
-template <class W> void product(const ProductJob& job) {
+// The sums of all rows of the job for one panel. Each pass over a slice of the panel fetches its share
+// of what is read next, so that loading and arithmetic overlap; `after` is read after the panel.
+template <class W>
+void panel_sums(const ProductJob& job, const uint8_t* w, const uint8_t* after, float* sums) {
     static constexpr TileTable<W> table;
-    alignas(64) float sums[JOB_ROWS * LANES];
-    const int64_t bytes = panel_bytes(job.k, W::KIND);
-    const int64_t tiles = job.tile_end - job.tile_begin;
-    // Each pass over a slice fetches its share of the next one, so that loading and arithmetic
-    // overlap; what is beyond the last panel belongs to the next job or is never touched.
+    const int64_t tiles = job.tile_end - job.tile_begin, row0 = job.x.begin(job.tile_begin);
     // One or two rows only read, and the hardware's own prefetching is best at that.
     const int64_t lines = job.x.rows <= 2 ? 0 : (W::UNIT_BYTES / 64 + tiles - 1) / tiles;
-    const int64_t slices = tiles == 1 ? 1 : (job.k + W::SLICE - 1) / W::SLICE;
-    const int64_t units = (job.k + slices * W::UNIT - 1) / (slices * W::UNIT);
-    const int64_t ahead = tiles == 1 ? AHEAD_BYTES / W::UNIT_BYTES : units;
-    const int64_t row0 = job.x.begin(job.tile_begin);
+    const int64_t total = (job.k + W::UNIT - 1) / W::UNIT, ahead = AHEAD_BYTES / W::UNIT_BYTES;
+    // One tile: as far as there is something of the panel to fetch ahead, then the rest.
+    const int64_t slices = (job.k + W::SLICE - 1) / W::SLICE;
+    const int64_t units = tiles > 1 ? (total + slices - 1) / slices
+                        : total > ahead && lines ? total - ahead : total;
+    for (int64_t unit = 0; unit < total;) {
+        const int64_t count = tiles == 1 && unit ? total - unit
+                            : unit + units < total ? units : total - unit;
+        const int64_t k0 = unit * W::UNIT;
+        const int64_t k = job.k - k0 < count * W::UNIT ? job.k - k0 : count * W::UNIT;
+        const bool last = unit + count == total;
+        const int64_t lead = tiles == 1 ? ahead : count;
+        const uint8_t* here = w + unit * W::UNIT_BYTES;
+        const char* next = reinterpret_cast<const char*>(last ? after : here + lead * W::UNIT_BYTES);
+        for (int64_t tile = job.tile_begin; tile < job.tile_end; ++tile) {
+            const int64_t row = job.x.begin(tile), rows = job.x.begin(tile + 1) - row;
+            const int64_t done = (tile - job.tile_begin) * lines * 64 * count;
+            table.at[rows](here, job.x.data + row * job.x.words + W::words(k0) * rows,
+                           sums + (row - row0) * LANES, k, unit == 0, Ahead{next + done, lines});
+        }
+        unit += count;
+    }
+}
+
+inline void write_panel(const ProductJob& job, int64_t panel, const float* sums) {
+    const int64_t row = job.x.begin(job.tile_begin), rows = job.x.begin(job.tile_end) - row;
+    const int64_t column = panel * LANES, width = job.n - column;
+    float* out = job.out + row * job.stride + column;
+    for (int64_t r = 0; r < rows; ++r, out += job.stride, sums += LANES) {
+        V value = load(sums);
+        if (job.add) value = add(load_part(out, width), value);
+        store_part(out, value, width);
+    }
+}
+
+template <class W> void product(const ProductJob& job) {
+    alignas(64) float sums[JOB_ROWS * LANES];
+    const int64_t bytes = panel_bytes(job.k, W::KIND);
     for (int64_t panel = job.panel_begin; panel < job.panel_end; ++panel) {
         const uint8_t* w = job.weights + panel * bytes;
-        for (int64_t k0 = 0; k0 < job.k; k0 += units * W::UNIT, w += units * W::UNIT_BYTES) {
-            const int64_t k = job.k - k0 < units * W::UNIT ? job.k - k0 : units * W::UNIT;
-            const char* next = reinterpret_cast<const char*>(w) + ahead * W::UNIT_BYTES;
-            for (int64_t tile = job.tile_begin; tile < job.tile_end; ++tile) {
-                const int64_t row = job.x.begin(tile), rows = job.x.begin(tile + 1) - row;
-                const int64_t done = (tile - job.tile_begin) * lines * 64 * units;
-                table.at[rows](w, job.x.data + row * job.x.words + W::words(k0) * rows,
-                               sums + (row - row0) * LANES, k, k0 == 0, Ahead{next + done, lines});
-            }
+        panel_sums<W>(job, w, w + bytes, sums);
+        write_panel(job, panel, sums);
+    }
+}
+
+// silu(gate) * up of two panels at a time: a group of columns, which goes into the tiles of the next
+// product at once. The matrix holds the panels of the gate, then as many of the other factor.
+template <class W> void gated_product(const ProductJob& job) {
+    alignas(64) float gate[2][JOB_ROWS * LANES], up[2][JOB_ROWS * LANES];
+    const int64_t bytes = panel_bytes(job.k, W::KIND), row0 = job.x.begin(job.tile_begin);
+    const uint8_t* second = job.weights + job.n / 2 / LANES * bytes;
+    for (int64_t panel = job.panel_begin; panel < job.panel_end; panel += 2) {
+        const int64_t count = job.panel_end - panel < 2 ? 1 : 2;
+        const uint8_t* w = job.weights + panel * bytes;
+        const uint8_t* v = second + panel * bytes;
+        for (int64_t i = 0; i < count; ++i, w += bytes)
+            panel_sums<W>(job, w, i + 1 < count ? w + bytes : v, gate[i]);
+        for (int64_t i = 0; i < count; ++i, v += bytes)
+            panel_sums<W>(job, v, i + 1 < count ? v + bytes : w, up[i]);
+        for (int64_t tile = job.tile_begin; tile < job.tile_end; ++tile) {
+            const int64_t row = job.x.begin(tile), rows = job.x.begin(tile + 1) - row;
+            alignas(64) float active[MAX_TILE_ROWS * GROUP];
+            for (int64_t r = 0; r < rows; ++r)
+                for (int64_t i = 0; i < count; ++i) {
+                    const int64_t at = (row - row0 + r) * LANES;
+                    store(active + r * GROUP + i * LANES,
+                          silu_mul(load(gate[i] + at), load(up[i] + at)));
+                }
+            uint32_t* out = job.gated + row * job.gated_words + W::words(panel * LANES) * rows;
+            W::pack(active, GROUP, rows, count * LANES, out);
         }
-        write_panel(job, panel, row0, job.x.begin(job.tile_end) - row0, sums);
     }
 }
 

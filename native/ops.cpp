@@ -20,6 +20,8 @@ void Layer::check() const {
     require(qkv.n == qkv_columns() && qkv.k == hidden, "qkv has the wrong shape");
     require(out.n == hidden && out.k == heads * dim, "out has the wrong shape");
     require(gate_up.n == 2 * intermediate && gate_up.k == hidden, "gate_up has the wrong shape");
+    require(gate_up.kind == down.kind, "gate_up and down must be of one kind");
+    require(intermediate % LANES == 0, "intermediate_size must be a multiple of 16");
     require(down.n == hidden && down.k == intermediate, "down has the wrong shape");
 }
 
@@ -51,17 +53,12 @@ Batch::Batch(const int32_t* pos, int64_t rows, const int32_t* begin, int64_t req
     }
 }
 
-Tiles Ops::tiles(const Matrix& matrix, int64_t rows) {
+Tiles Ops::tiles(Buffer& buffer, const Matrix& matrix, int64_t rows) {
     const bool f32 = matrix.kind == WeightKind::f32;
     const int64_t words = f32 ? matrix.k : matrix.k / GROUP * kernels_->int8_words_per_group;
     const int64_t most = f32 ? kernels_->max_rows_f32 : kernels_->max_rows_int8;
-    const auto* data = reinterpret_cast<uint32_t*>(words_.floats(words * rows));
+    const auto* data = reinterpret_cast<uint32_t*>(buffer.floats(words * rows));
     return {data, rows, words, (rows + most - 1) / most};
-}
-
-Ops::Product Ops::product(const Matrix& matrix, const Tiles& x, float* out, int64_t stride,
-                          bool add) {
-    return Product(*kernels_, pool_.threads(), matrix, x, out, stride, add);
 }
 
 // Rows into tiles: their RMS norm, or, without a weight, as they are.
@@ -164,11 +161,11 @@ void Ops::attn_in(const Layer& layer, const float* x, const Batch& batch, const 
     const std::lock_guard lock(mutex_);
     const int64_t rows = batch.rows(), columns = layer.qkv_columns();
     float* qkv = wide_.floats(rows * columns);
-    const Tiles x_tiles = tiles(layer.qkv, rows);
+    const Tiles x_tiles = tiles(words_, layer.qkv, rows);
     AttnIn context{*kernels_, layer, batch, kv, rope, index, qkv, q,
                    {x, nullptr, layer.attn_norm.data(), layer.eps,
                     {*kernels_, layer.qkv, x_tiles}},
-                   product(layer.qkv, x_tiles, qkv, columns, false)};
+                   Product(*kernels_, threads(), layer.qkv, x_tiles, qkv, columns, false)};
     const Phase phases[] = {
         {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->in.run(i); }},
         {context.product.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->product.run(i); }},
@@ -180,9 +177,9 @@ void Ops::attn_in(const Layer& layer, const float* x, const Batch& batch, const 
 void Ops::attn_out(const Layer& layer, const float* attended, float* x, int64_t rows) {
     struct Context { Normed in; Product product; };
     const std::lock_guard lock(mutex_);
-    const Tiles x_tiles = tiles(layer.out, rows);
+    const Tiles x_tiles = tiles(words_, layer.out, rows);
     Context context{{attended, nullptr, nullptr, 0.0f, {*kernels_, layer.out, x_tiles}},
-                    product(layer.out, x_tiles, x, layer.hidden, true)};
+                    Product(*kernels_, threads(), layer.out, x_tiles, x, layer.hidden, true)};
     const Phase phases[] = {
         {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
         {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},
@@ -190,41 +187,21 @@ void Ops::attn_out(const Layer& layer, const float* attended, float* x, int64_t 
     pool_.run(phases, 2, &context);
 }
 
-struct Ops::Mlp {
-    const Kernels& kernels;
-    const Layer& layer;
-    const float* wide;       // [rows][2 * intermediate]: gate, then up
-    Normed in;
-    Product gate_up;
-    TileJobs middle;
-    Product down;
-
-    void activate(int64_t job) const {
-        middle.run(job, [&](int64_t row, int64_t first, int64_t n, float* to) {
-            const float* gate = wide + row * 2 * layer.intermediate + first;
-            kernels.silu_mul(gate, gate + layer.intermediate, to, n);
-        });
-    }
-};
-
 void Ops::mlp(const Layer& layer, float* x, int64_t rows) {
+    struct Context { Normed in; Product gate_up, down; };
     const std::lock_guard lock(mutex_);
-    float* wide = wide_.floats(rows * 2 * layer.intermediate);
-    // The two sets of tiles are never in use together: reserve the larger one before either.
-    tiles(layer.gate_up, rows);
-    const Tiles middle = tiles(layer.down, rows), x_tiles = tiles(layer.gate_up, rows);
-    Mlp context{*kernels_, layer, wide,
-                {x, nullptr, layer.mlp_norm.data(), layer.eps,
-                 {*kernels_, layer.gate_up, x_tiles}},
-                product(layer.gate_up, x_tiles, wide, 2 * layer.intermediate, false),
-                {*kernels_, layer.down, middle}, product(layer.down, middle, x, layer.hidden, true)};
+    const Tiles x_tiles = tiles(words_, layer.gate_up, rows);
+    const Tiles middle = tiles(middle_, layer.down, rows);
+    Context context{
+        {x, nullptr, layer.mlp_norm.data(), layer.eps, {*kernels_, layer.gate_up, x_tiles}},
+        Product(*kernels_, threads(), layer.gate_up, x_tiles, nullptr, 0, false, &middle),
+        Product(*kernels_, threads(), layer.down, middle, x, layer.hidden, true)};
     const Phase phases[] = {
-        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->in.run(i); }},
-        {context.gate_up.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->gate_up.run(i); }},
-        {context.middle.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->activate(i); }},
-        {context.down.jobs(), [](void* c, int64_t i) { static_cast<Mlp*>(c)->down.run(i); }},
+        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
+        {context.gate_up.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->gate_up.run(i); }},
+        {context.down.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->down.run(i); }},
     };
-    pool_.run(phases, 4, &context);
+    pool_.run(phases, 3, &context);
 }
 
 void Ops::logits(const float* norm, float eps, const Matrix& head, const float* x, int64_t x_rows,
@@ -233,9 +210,9 @@ void Ops::logits(const float* norm, float eps, const Matrix& head, const float* 
         require(rows[i] >= 0 && rows[i] < x_rows, "logits: a row is outside the batch");
     struct Context { Normed in; Product product; };
     const std::lock_guard lock(mutex_);
-    const Tiles x_tiles = tiles(head, count);
+    const Tiles x_tiles = tiles(words_, head, count);
     Context context{{x, rows, norm, eps, {*kernels_, head, x_tiles}},
-                    product(head, x_tiles, out, head.n, false)};
+                    Product(*kernels_, threads(), head, x_tiles, out, head.n, false)};
     const Phase phases[] = {
         {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
         {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},

@@ -114,16 +114,14 @@ private:
     struct Normed;
     struct AttnIn;
     struct Attention;
-    struct Mlp;
 
-    Tiles tiles(const Matrix& matrix, int64_t rows);
-    Product product(const Matrix& matrix, const Tiles& x, float* out, int64_t stride, bool add);
+    Tiles tiles(Buffer& buffer, const Matrix& matrix, int64_t rows);
 
     const Kernels* kernels_;
     ThreadPool pool_;
     // Scratch memory and the pool serve one block at a time.
     std::recursive_mutex mutex_;
-    Buffer words_, wide_, partial_, queries_, attended_;
+    Buffer words_, middle_, wide_, partial_, queries_, attended_;
 };
 
 }  // namespace wager

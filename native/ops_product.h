@@ -34,23 +34,32 @@ struct TileJobs {
 struct Ops::Product {
     ProductJob whole;
     void (*kernel)(const ProductJob&);
-    int64_t panels, panels_per_job, tiles_per_job, panel_jobs, tile_jobs;
+    int64_t panels, panels_per_job, tile_jobs, panel_jobs;
 
     // Activations that one job goes over again for each of its panels: what the second cache holds.
     static constexpr int64_t ACTIVATION_BYTES = 400 << 10;
     static constexpr int64_t MAX_JOB_ROWS = 240;
 
+    // `gated`: the matrix is gate and up, and silu(gate) * up goes into these tiles, not to `out`.
     Product(const Kernels& kernels, int threads, const Matrix& m, const Tiles& x, float* out,
-            int64_t stride, bool add)
-        : whole{m.data, m.n, m.k, x, out, stride, add, 0, 0, 0, 0},
-          kernel(m.kind == WeightKind::f32 ? kernels.product_f32 : kernels.product_int8),
-          panels(m.panels()) {
-        const int64_t most = m.kind == WeightKind::f32 ? kernels.max_rows_f32 : kernels.max_rows_int8;
+            int64_t stride, bool add, const Tiles* gated = nullptr)
+        : whole{m.data, m.n, m.k, x, out, stride, add, 0, 0, 0, 0} {
+        const bool f32 = m.kind == WeightKind::f32;
+        kernel = f32 ? kernels.product_f32 : kernels.product_int8;
+        panels = m.panels();
+        if (gated) {
+            kernel = f32 ? kernels.gated_product_f32 : kernels.gated_product_int8;
+            panels = m.n / 2 / LANES;
+            whole.gated = const_cast<uint32_t*>(gated->data);
+            whole.gated_words = gated->words;
+        }
         const int64_t rows = std::min(MAX_JOB_ROWS, ACTIVATION_BYTES / (x.words * 4));
-        tiles_per_job = std::max<int64_t>(1, rows / most);
+        const int64_t most = f32 ? kernels.max_rows_f32 : kernels.max_rows_int8;
+        const int64_t tiles_per_job = std::max<int64_t>(1, rows / most);
         tile_jobs = (x.count + tiles_per_job - 1) / tiles_per_job;
         // Enough jobs that threads end together, few enough that handing them out costs nothing.
         panels_per_job = std::clamp<int64_t>(panels * tile_jobs / (threads * 8), 1, 8);
+        if (gated) panels_per_job = (panels_per_job + 1) / 2 * 2;
         panel_jobs = (panels + panels_per_job - 1) / panels_per_job;
     }
 
