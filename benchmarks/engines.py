@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from benchmarks.peers import Ask, Peers, Reply, Server, llama_server, rates, vllm_server
 from benchmarks.results import Aim, Result, Store, at_least, ratio, table
@@ -251,7 +252,7 @@ def _vllm(
 ) -> None:
     for name, spec in (("plain", None), ("ngram", VLLM_SPECULATION)):
 
-        def run(spec: object = spec) -> Result:
+        def run(spec: Mapping[str, Any] | None = spec) -> Result:
             with vllm_server(peers, spec, clients=MOST_CLIENTS, context=CONTEXT) as server:
                 found = server_rounds(server, asks, number, WORKLOADS)
                 if spec is not None:
@@ -310,8 +311,8 @@ def figure(result: Result, arm: str, workload: str, clients: int, what: str) -> 
     tokens = sum(r["tokens"] for r in rounds)
     if what == "steps":
         steps = [r["steps"] for r in rounds]
-        return None if None in steps else tokens / sum(steps)
-    return tokens / sum(r["seconds"] for r in rounds)
+        return None if None in steps else float(tokens / sum(steps))
+    return float(tokens / sum(r["seconds"] for r in rounds))
 
 
 ENGINES = ("wager f32", "llama.cpp f32", "vLLM f32", "wager int8", "llama.cpp q8_0")

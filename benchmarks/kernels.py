@@ -119,7 +119,7 @@ def limit_ms(
     attention = 2 * context * config.num_heads * config.head_dim * config.num_layers
     peaks = machine["multiply_adds"]
     work = multiplies(config) / peaks[kind] + attention / peaks["f32"]
-    return 1e3 * max(read_bytes / machine["read"], rows * work)
+    return float(1e3 * max(read_bytes / machine["read"], rows * work))
 
 
 def stack(ops: NativeOps, kind: WeightKind, config: ModelConfig, blocks: int) -> Stack:

@@ -45,7 +45,7 @@ def measure(llms: dict[str, LLM]) -> Result:
     for kind, llm in llms.items():
         plain = llm.model.ops
         ops = TimedOps(plain)
-        llm.model.ops = ops  # type: ignore[assignment]
+        llm.model.ops = ops
         llm.set_speculation(None)
         try:
             params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)

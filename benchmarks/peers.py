@@ -28,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 240.0
 REPLY_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 20.0
 
 
 class PeerError(Exception):
@@ -178,7 +179,7 @@ class Server:
             except ProcessLookupError:
                 break
             try:
-                self.process.wait(timeout=20)
+                self.process.wait(timeout=STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 continue
 

@@ -21,6 +21,7 @@ from benchmarks.peers import Peers
 from benchmarks.results import FOLDER, Aim, Result, Store, say, table
 from wager import LLM
 from wager.bench.machine import machine, versions
+from wager.ops.native import NativeOps
 
 PARTS = ("steps", "overhead", "engines", "quality", "memory", "shapes")
 THREADS = 2
@@ -89,7 +90,10 @@ def machine_rates(llm: LLM) -> Result:
     load = os.getloadavg()[0]
     if load > QUIET:
         say(f"WARNING: the load is {load:.1f}: other work runs, and the figures will not hold")
-    return {"load": load, **kernels.rates(llm.model.ops)}
+    ops = llm.model.ops
+    if not isinstance(ops, NativeOps):
+        raise SystemExit("benchmarks: the native op set was not built; see the README")
+    return {"load": load, **kernels.rates(ops)}
 
 
 def heading(llm: LLM, peers: Peers, rates: Result) -> str:
