@@ -137,9 +137,24 @@ struct Best {
     int64_t id;
 };
 
-// Noise of the 64 ids from `first` on, added to their scaled logits; improves `best`.
+// The least random word whose noise reaches `wanted`, or a little less: noise grows with the word.
+// The margin is a hundred times the error of gumbel().
+inline uint32_t least_word(float wanted) {
+    const double u = __builtin_exp(-__builtin_exp(-(double(wanted) - 1e-3)));
+    const double word = u * 0x1p32 - 2.0;
+    return word > 0.0 ? uint32_t(word) : 0u;
+}
+inline bool any_at_least(const Words& words, uint32_t least) {
+    const I flip = set1_int(INT32_MIN), limit = set1_int(int32_t(least ^ 0x80000000u));
+    unsigned below = 0xffff;
+    for (int w = 0; w < 4; ++w) below &= bits(less(bit_xor(words.w[w], flip), limit));
+    return below != 0xffff;
+}
+
+// Noise of the 64 ids from `first` on, added to their scaled logits; improves `best`. No scaled logit
+// is above `most_scaled`.
 inline void gumbel_block(const float* logits, int64_t n, int64_t first, float top, float inverse,
-                         float bound, const Philox& noise, Best& best) {
+                         float bound, float most_scaled, const Philox& noise, Best& best) {
     Logits l(logits, n, first);
     // Lane 4 g + j of the transposed vectors is the counter 4 j + g, vector w its word w.
     transpose4(l.v[0], l.v[1], l.v[2], l.v[3]);
@@ -147,6 +162,7 @@ inline void gumbel_block(const float* logits, int64_t n, int64_t first, float to
     Words c{{add(load_int(order), set1_int(int32_t(first / 4))), set1_int(int32_t(noise.position)),
              set1_int(int32_t(noise.choice)), set1_int(int32_t(noise.purpose))}};
     c = philox_rounds(c, noise.key[0], noise.key[1]);
+    if (!any_at_least(c, least_word(best.value - most_scaled))) return;
     V value[4];
     for (int w = 0; w < 4; ++w) {
         const V scaled = mul(sub(l.v[w], set1(top)), set1(inverse));
@@ -171,14 +187,19 @@ inline int32_t gumbel_max(const float* logits, int64_t n, float top, int32_t top
     // The block of the largest logit comes first: it sets a mark that prunes most of the others.
     Best best{-PLUS_INFINITY, INT64_MAX};
     const int64_t likely = top_id / SELECT_BLOCK;
-    gumbel_block(logits, n, likely * SELECT_BLOCK, top, inverse, bound, noise, best);
+    const auto visit = [&](int64_t block, float most_scaled) {
+        gumbel_block(logits, n, block * SELECT_BLOCK, top, inverse, bound, most_scaled, noise, best);
+    };
+    visit(likely, PLUS_INFINITY);
     for (int64_t block = 0; block * SELECT_BLOCK < n; ++block) {
         if (block == likely) continue;
+        float most_scaled = PLUS_INFINITY;
         if (maxima) {
             if (maxima[block] < bound) continue;
-            if ((maxima[block] - top) * inverse + MOST_NOISE < best.value) continue;
+            most_scaled = (maxima[block] - top) * inverse;
+            if (most_scaled + MOST_NOISE < best.value) continue;
         }
-        gumbel_block(logits, n, block * SELECT_BLOCK, top, inverse, bound, noise, best);
+        visit(block, most_scaled);
     }
     return int32_t(best.id);
 }
