@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -39,6 +40,16 @@ def rates(ops: NativeOps) -> dict[str, Any]:
         for kind in get_args(WeightKind)
     }
     return {"read": read, "multiply_adds": peaks}
+
+
+def best(probes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The highest rates of several probes: what the machine can do when it is left alone."""
+    found = list(probes)
+    kinds = found[0]["multiply_adds"]
+    return {
+        "read": max(probe["read"] for probe in found),
+        "multiply_adds": {k: max(probe["multiply_adds"][k] for probe in found) for k in kinds},
+    }
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -66,10 +67,17 @@ def say(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
-def child(module: str, *arguments: str) -> Result:
+def child(module: str, *arguments: str, **environ: str) -> Result:
     """Run a module in a fresh process; its last line is a JSON object."""
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -21,7 +21,6 @@ from benchmarks.peers import Peers
 from benchmarks.results import FOLDER, Aim, Result, Store, say, table
 from wager import LLM
 from wager.bench.machine import machine, versions
-from wager.ops.native import NativeOps
 
 PARTS = ("steps", "overhead", "engines", "quality", "memory", "shapes")
 THREADS = 2
@@ -62,7 +61,7 @@ def run(store: Store, parts: list[str]) -> str:
 
     if "steps" in parts:
         found = store.get("steps", lambda: steps.measure(llms, peers))
-        least = steps.limits(llms, rates)
+        least = steps.limits(llms, found)
         add(steps.report(found, least), steps.aims(found, least))
     if "overhead" in parts:
         found = store.get("overhead", lambda: overhead.measure(llms))
@@ -79,7 +78,7 @@ def run(store: Store, parts: list[str]) -> str:
         found = store.get("memory", memory.measure)
         add(memory.report(found), memory.aims(found))
     if "shapes" in parts:
-        found = store.get("shapes", lambda: shapes.measure(rates))
+        found = store.get("shapes", shapes.measure)
         add(shapes.report(found), shapes.aims(found))
     sections.append("Aims:\n\n" + table(["what", "aim", "found", "met"], [a.row for a in aims]))
     return "\n\n".join(sections)
@@ -90,10 +89,7 @@ def machine_rates(llm: LLM) -> Result:
     load = os.getloadavg()[0]
     if load > QUIET:
         say(f"WARNING: the load is {load:.1f}: other work runs, and the figures will not hold")
-    ops = llm.model.ops
-    if not isinstance(ops, NativeOps):
-        raise SystemExit("benchmarks: the native op set was not built; see the README")
-    return {"load": load, **kernels.rates(ops)}
+    return {"load": load, **kernels.rates(steps.native_ops(llm))}
 
 
 def heading(llm: LLM, peers: Peers, rates: Result) -> str:

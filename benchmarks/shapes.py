@@ -10,7 +10,6 @@ maps them. Random weights say nothing about the answers, everything about time a
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -22,12 +21,11 @@ import numpy as np
 from tests.tiny import tokenizer_json
 
 from benchmarks.results import Aim, Result, at_most, child, table
-from wager.ops.base import BLOCK
+from wager.bench.results import STEP_CONTEXT
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 1536, 8960, 28, 12, 2, 128
 VOCAB = 151936
 ROWS = (1, 2, 5, 9, 17)
-CONTEXT = 512
 CHUNK = 1 << 22
 
 CONFIG: dict[str, Any] = {
@@ -129,9 +127,10 @@ def memory() -> dict[str, float]:
     return {"resident": fields["VmRSS"], "anonymous": fields["RssAnon"], "peak": fields["VmHWM"]}
 
 
-def load(directory: str, machine: Result | None) -> Result:
-    """In a fresh process: load, one token, and, given the machine's rates, steps and limits."""
-    from benchmarks.kernels import limit_ms
+def load(directory: str, with_steps: bool) -> Result:
+    """In a fresh process: load, one token, and, if asked for, steps and their limits."""
+    from benchmarks import kernels
+    from benchmarks.steps import limit_ms, native_ops
     from wager import LLM, SamplingParams
 
     started = time.perf_counter()
@@ -142,40 +141,30 @@ def load(directory: str, machine: Result | None) -> Result:
         "load_s": loaded,
         "memory": memory(),
         "packed_mb": llm.model.packed_bytes / 1e6,
-        "kv_mb": llm.engine.pool.blocks * llm.engine.target.pool.bytes_per_block / 1e6,
     }
-    if machine is not None:
-        kv = llm.engine.target.pool.bytes_per_block * CONTEXT / BLOCK
-        read_bytes = llm.model.packed_bytes + kv
-        result["limits"] = [
-            limit_ms(llm.model.config, "int8", read_bytes, rows, CONTEXT, machine) for rows in ROWS
-        ]
+    if with_steps:
+        probes = [kernels.rates(native_ops(llm))]
         result["steps"] = {
-            str(rows): statistics.median(llm.engine.costs.measure(rows, CONTEXT, 5))
+            str(rows): statistics.median(llm.engine.costs.measure(rows, STEP_CONTEXT, 5))
             for rows in ROWS
         }
-        result["memory_after_steps"] = memory()
+        probes.append(kernels.rates(native_ops(llm)))
+        machine = kernels.best(probes)
+        result["limits"] = [limit_ms(llm, rows, machine) for rows in ROWS]
     llm.close()
     return result
 
 
-def measure(machine: Result) -> Result:
-    """Write the model, load it twice. ``machine`` is what `kernels.rates` returned."""
+def measure() -> Result:
+    """Write the model, load it twice."""
     with tempfile.TemporaryDirectory(prefix="wager-shapes-") as folder:
         directory = Path(folder) / "model"
         started = time.monotonic()
         write_model(directory)
         written = time.monotonic() - started
-        home = os.environ.get("WAGER_HOME")
-        os.environ["WAGER_HOME"] = str(Path(folder) / "home")
-        try:
-            first = child("benchmarks.shapes", str(directory))
-            mapped = child("benchmarks.shapes", str(directory), json.dumps(machine))
-        finally:
-            if home is None:
-                del os.environ["WAGER_HOME"]
-            else:
-                os.environ["WAGER_HOME"] = home
+        home = str(Path(folder) / "home")
+        first = child("benchmarks.shapes", str(directory), WAGER_HOME=home)
+        mapped = child("benchmarks.shapes", str(directory), "steps", WAGER_HOME=home)
     return {"written_s": written, "first": first, "mapped": mapped}
 
 
@@ -194,7 +183,7 @@ def report(result: Result) -> str:
     ]
     return "\n\n".join(
         (
-            f"Shape of Qwen2.5-1.5B, random weights, int8, ms per step, context {CONTEXT}:",
+            f"Shape of Qwen2.5-1.5B, random weights, int8, ms per step, context {STEP_CONTEXT}:",
             table(["rows", *map(str, ROWS)], rows),
             table(["load", "s", "packed MB", "resident MB", "peak MB"], loading),
         )
@@ -207,7 +196,7 @@ def aims(result: Result) -> list[Aim]:
     steps = one["steps"]
     v8 = steps["9"] / steps["1"]
     of_limit = steps["9"] / one["limits"][ROWS.index(9)]
-    size = (one["memory"]["resident"] - one["kv_mb"]) / one["packed_mb"]
+    size = one["memory"]["resident"] / one["packed_mb"]
     return [
         Aim(
             "v(8), int8, 1.5B shape",
@@ -215,19 +204,15 @@ def aims(result: Result) -> list[Aim]:
             f"{v8:.2f}, {of_limit:.2f}x the limit",
             v8 <= 1.70 or of_limit <= 1.35,
         ),
-        at_most("resident after load, less KV, of packed, 1.5B shape", size, 1.2, "x"),
+        at_most("resident after load, of packed, 1.5B shape", size, 1.2, "x"),
     ]
 
 
 def main() -> None:
     if len(sys.argv) > 1:
-        machine = json.loads(sys.argv[2]) if len(sys.argv) > 2 else None
-        print(json.dumps(load(sys.argv[1], machine)))
+        print(json.dumps(load(sys.argv[1], sys.argv[2:] == ["steps"])))
     else:
-        from benchmarks.kernels import rates
-        from wager.ops.native import NativeOps
-
-        print(report(measure(rates(NativeOps(2)))))
+        print(report(measure()))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from wager import LLM, SamplingParams
 from wager.bench.results import STEP_CONTEXT as CONTEXT
 from wager.bench.results import STEP_ROWS as ROWS
 from wager.ops.base import BLOCK
+from wager.ops.native import NativeOps
 
 PREFILL = 512
 ROUNDS = 2
@@ -63,13 +64,15 @@ def prefill_ms(llm: LLM, tokens: int = PREFILL) -> float:
 
 
 def measure(llms: dict[str, LLM], peers: Peers) -> Result:
-    """Samples of all arms: ``steps`` and ``prefill``."""
+    """Medians of all arms, ``steps`` and ``prefill``, and the machine's ``rates`` meanwhile."""
+    probes = []
     steps: Samples = {}
     prefill: dict[str, list[float]] = {}
     arms = [arm for ours, theirs in PAIRS for arm in (f"wager {ours}", f"llama.cpp {theirs}")]
     if not (peers.has("llama") and peers.has("models")):
         arms = [arm for arm in arms if arm.startswith("wager")]
     for number in range(ROUNDS):
+        probes.append(kernels.rates(native_ops(llms["f32"])))
         for arm in arms if number % 2 == 0 else arms[::-1]:
             engine, _, kind = arm.partition(" ")
             if engine == "wager":
@@ -86,12 +89,21 @@ def measure(llms: dict[str, LLM], peers: Peers) -> Result:
     return {
         "steps": {a: {r: statistics.median(s) for r, s in by.items()} for a, by in steps.items()},
         "prefill": {a: statistics.median(samples) for a, samples in prefill.items()},
+        "rates": kernels.best(probes),
     }
 
 
-def limits(llms: dict[str, LLM], machine: Result) -> dict[str, list[float]]:
+def limits(llms: dict[str, LLM], result: Result) -> dict[str, list[float]]:
     """Least milliseconds by ROWS for each of our weight kinds."""
-    return {kind: [limit_ms(llm, r, machine) for r in ROWS] for kind, llm in llms.items()}
+    rates = result["rates"]
+    return {kind: [limit_ms(llm, r, rates) for r in ROWS] for kind, llm in llms.items()}
+
+
+def native_ops(llm: LLM) -> NativeOps:
+    """The op set of a model, which has to be the fast one. Exits where it was not built."""
+    if not isinstance(llm.model.ops, NativeOps):
+        raise SystemExit("benchmarks: the native op set was not built; see the README")
+    return llm.model.ops
 
 
 def report(result: Result, least: dict[str, list[float]]) -> str:
