@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.peers import Ask, Peers, Reply, Server, llama_server, rates, vllm_server
+from benchmarks.peers import Peers, Server, llama_server, vllm_server
+from benchmarks.replies import Ask, Reply, rates
 from benchmarks.results import Aim, Result, Store, at_least, ratio, table
 from wager import LLM, SamplingParams
 from wager.bench.measure import DEFAULT_SPECULATION

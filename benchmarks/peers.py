@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.replies import Ask, Reply
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 240.0
@@ -61,70 +62,6 @@ class Peers:
     def directory(self) -> str:
         """SmolLM2 in Hugging Face layout, float32."""
         return str(self.root / "models" / "smollm2-f32")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One request, in terms that all engines share. ``prompt`` holds token ids."""
-
-    prompt: Sequence[int]
-    max_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
-    ignore_eos: bool = False
-
-
-@dataclass
-class Reply:
-    """What came back. Times are seconds of one clock, those of tokens when they arrived.
-
-    ``tokens`` are the ids seen in the stream, ``count`` is how many there were.
-    """
-
-    started: float
-    tokens: list[int] = field(default_factory=list)
-    count: int = 0
-    first_count: int = 0
-    first: float = 0.0
-    last: float = 0.0
-    prompt_tokens: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-
-    def take(self, tokens: Sequence[int], now: float) -> None:
-        """Note tokens that arrived together."""
-        if tokens and not self.tokens:
-            self.first, self.first_count = now, len(tokens)
-        self.tokens.extend(tokens)
-        self.count = len(self.tokens)
-        self.last = now
-
-    @property
-    def decode_rate(self) -> float | None:
-        """Tokens per second from the first arrival to the last; None for a single arrival."""
-        rest = self.count - self.first_count
-        return rest / (self.last - self.first) if rest and self.last > self.first else None
-
-
-@dataclass(frozen=True)
-class Rates:
-    """One round of replies that ran together. Rates are tokens per second.
-
-    ``decode`` is the median of the clients' own rates, first token to last; ``total`` counts the
-    tokens of all clients from the first request to the last token, prompts included.
-    """
-
-    decode: float | None
-    total: float
-    tokens: int
-
-
-def rates(replies: Sequence[Reply]) -> Rates:
-    """Sum up replies that were asked for at the same time."""
-    own = [rate for r in replies if (rate := r.decode_rate) is not None]
-    tokens = sum(r.count for r in replies)
-    wall = max(r.last for r in replies) - min(r.started for r in replies)
-    return Rates(statistics.median(own) if own else None, tokens / wall, tokens)
 
 
 def free_port() -> int:

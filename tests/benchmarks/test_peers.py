@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.peers import Ask, LlamaServer, PeerError, Peers, Reply, VllmServer, rates
+from benchmarks.peers import LlamaServer, PeerError, Peers, VllmServer
+from benchmarks.replies import Ask, Reply, rates
 
 from benchmarks import peers
 

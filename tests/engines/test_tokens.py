@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from benchmarks.peers import Ask, LlamaServer, Server, VllmServer
+from benchmarks.peers import LlamaServer, Server, VllmServer
+from benchmarks.replies import Ask
 
 from tests.parity import cases
 from wager import LLM, SamplingParams
