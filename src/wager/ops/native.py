@@ -91,9 +91,7 @@ class NativeOps:
         size = shape[0] * shape[1] * shape[2] * per_head * dtype.itemsize
         # Reading a whole vector at the last value goes up to one vector further.
         raw_keys, raw_values = (_untouched(size + _VECTOR * dtype.itemsize) for _ in range(2))
-        handle = _native.pool(
-            raw_keys, raw_values, layers, blocks, kv_heads, config.head_dim, kind
-        )
+        handle = _native.pool(raw_keys, raw_values, layers, blocks, kv_heads, config.head_dim, kind)
         keys = raw_keys[:size].view(dtype).reshape(*shape, config.head_dim, BLOCK)
         values = raw_values[:size].view(dtype).reshape(*shape, BLOCK, config.head_dim)
         per_block = 2 * layers * kv_heads * per_head * dtype.itemsize
