@@ -13,7 +13,7 @@ import pytest
 from tests.contract.test_ops import KINDS, SHAPES, same_bits, tokens
 from tests.ops.conftest import NATIVE, make, usable_sets
 from tests.ops.stack import build, config_of, pack, play
-from wager.errors import ConfigError
+from wager.errors import ConfigError, UnsupportedModel
 from wager.ops.base import F32, RaggedBatch
 from wager.ops.reference import ReferenceOps, quantise
 from wager.types import KvKind, WeightKind
@@ -204,6 +204,14 @@ def test_arrays_of_the_wrong_shape_or_type_are_refused() -> None:
     batch = RaggedBatch(wrong, wrong, np.array([0, 2], np.int32), one[None], one)
     with pytest.raises(ValueError, match="consecutive"):
         ops.attn_in(layer, np.zeros((2, 64), np.float32), batch, stack.rope, stack.pool("f32"), 0)
+
+
+def test_shapes_without_kernels_are_refused_by_name() -> None:
+    ops = make(f"native-{usable_sets()[0]}-1")
+    with pytest.raises(UnsupportedModel, match=r"intermediate_size 40.*multiple of 16"):
+        build(ops, config_of(intermediate=40), "f32")
+    with pytest.raises(UnsupportedModel, match=r"head_dim 520.*even.*512"):
+        build(ops, config_of(heads=1, kv_heads=1, dim=520), "f32")
 
 
 def test_pool_memory_is_not_touched_before_it_is_used() -> None:

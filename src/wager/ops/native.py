@@ -20,7 +20,7 @@ import numpy as np
 
 import wager._native as _native
 from wager.config import ModelConfig
-from wager.errors import ConfigError, ModelError
+from wager.errors import ConfigError, ModelError, UnsupportedModel
 from wager.ops.base import (
     BLOCK,
     F32,
@@ -70,6 +70,16 @@ class NativeOps:
         return _native.matrix(data, n, k, kind)
 
     def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer:
+        if config.intermediate_size % _VECTOR:
+            raise UnsupportedModel(
+                f"intermediate_size {config.intermediate_size}: the native op set needs a multiple "
+                f"of {_VECTOR}; use the reference op set"
+            )
+        if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM:
+            raise UnsupportedModel(
+                f"head_dim {config.head_dim}: the native op set needs an even number of at most "
+                f"{MAX_HEAD_DIM}; use the reference op set"
+            )
         return _native.layer(
             config.num_heads,
             config.num_kv_heads,
