@@ -167,7 +167,8 @@ def stack(ops: NativeOps, kind: WeightKind, config: ModelConfig, blocks: int) ->
     pool = ops.kv_pool(config, blocks, "f32")
     pool.keys[...] = rng.standard_normal(pool.keys.shape[1:], np.float32)
     pool.values[...] = rng.standard_normal(pool.values.shape[1:], np.float32)
-    angles = np.arange(blocks * 16)[:, None] * 1e4 ** -(np.arange(32) / 32)
+    half = c.head_dim // 2
+    angles = np.arange(blocks * 16)[:, None] * 1e4 ** -(np.arange(half) / half)
     rope = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     return Stack(ops, kind, config, table, layers, ones, rope, pool, size)
 
