@@ -218,8 +218,11 @@ inline void merge(float* state, const float* partial, int64_t dim) {
     const int64_t end = padded(dim);
     // A chunk behind the row's position holds nothing for it.
     if (partial[end] == MINUS_INFINITY) return;
-    const float top = state[end] > partial[end] ? state[end] : partial[end];
-    const V old = exp(set1(state[end] - top)), fresh = exp(set1(partial[end] - top));
+    const bool higher = partial[end] > state[end];
+    const float top = higher ? partial[end] : state[end];
+    // The one that holds the maximum keeps its weight.
+    const V less_weight = exp(set1((higher ? state[end] : partial[end]) - top));
+    const V old = higher ? less_weight : set1(1.0f), fresh = higher ? set1(1.0f) : less_weight;
     for (int64_t d = 0; d < end + LANES; d += LANES)
         store(state + d, fma(load(partial + d), fresh, mul(load(state + d), old)));
     state[end] = top;

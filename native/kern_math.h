@@ -21,10 +21,12 @@ inline void store_part(float* p, V x, int64_t n) {
 }
 
 // exp(x) with a relative error of about 1e-7; 0 below -87, and x is taken as 88 above that.
-// Range reduction by Cody and Waite, polynomial of the Cephes library.
+// Range reduction by Cody and Waite, polynomial of the Cephes library. Adding 1.5 * 2^23 rounds to a
+// whole number and leaves it in the low bits, from where a shift takes it to the exponent.
 inline V exp(V x) {
-    const V y = min(x, set1(88.0f));
-    const V n = round(mul(y, set1(1.44269504088896341f)));
+    const V y = min(x, set1(88.0f)), whole = set1(12582912.0f);
+    const V shifted = fma(y, set1(1.44269504088896341f), whole);
+    const V n = sub(shifted, whole);
     V r = fma(n, set1(-0.693359375f), y);
     r = fma(n, set1(2.12194440e-4f), r);
     V p = set1(1.9875691500e-4f);
@@ -34,13 +36,8 @@ inline V exp(V x) {
     p = fma(p, r, set1(1.6666665459e-1f));
     p = fma(p, r, set1(5.0000001201e-1f));
     p = fma(p, mul(r, r), add(r, set1(1.0f)));
-    const V result = as_float(add(as_int(p), shift_left<23>(to_int(n))));
+    const V result = as_float(add(as_int(p), shift_left<23>(as_int(shifted))));
     return select(less(x, set1(-87.0f)), set1(0.0f), result);
-}
-inline float exp1(float x) {
-    float v[LANES];
-    store(v, exp(set1(x)));
-    return v[0];
 }
 
 // log(2^e * (1 + f)) for 1 + f between sqrt(1/2) and sqrt(2); polynomial of the Cephes library.

@@ -164,7 +164,7 @@ void Ops::attn_in(const Layer& layer, const float* x, const Batch& batch, const 
     const Tiles x_tiles = tiles(words_, layer.qkv, rows);
     AttnIn context{*kernels_, layer, batch, kv, rope, index, qkv, q,
                    {x, nullptr, layer.attn_norm.data(), layer.eps,
-                    {*kernels_, layer.qkv, x_tiles}},
+                    {*kernels_, threads(), layer.qkv, x_tiles}},
                    Product(*kernels_, threads(), layer.qkv, x_tiles, qkv, columns, false)};
     const Phase phases[] = {
         {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->in.run(i); }},
@@ -178,7 +178,7 @@ void Ops::attn_out(const Layer& layer, const float* attended, float* x, int64_t 
     struct Context { Normed in; Product product; };
     const std::lock_guard lock(mutex_);
     const Tiles x_tiles = tiles(words_, layer.out, rows);
-    Context context{{attended, nullptr, nullptr, 0.0f, {*kernels_, layer.out, x_tiles}},
+    Context context{{attended, nullptr, nullptr, 0.0f, {*kernels_, threads(), layer.out, x_tiles}},
                     Product(*kernels_, threads(), layer.out, x_tiles, x, layer.hidden, true)};
     const Phase phases[] = {
         {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
@@ -193,7 +193,7 @@ void Ops::mlp(const Layer& layer, float* x, int64_t rows) {
     const Tiles x_tiles = tiles(words_, layer.gate_up, rows);
     const Tiles middle = tiles(middle_, layer.down, rows);
     Context context{
-        {x, nullptr, layer.mlp_norm.data(), layer.eps, {*kernels_, layer.gate_up, x_tiles}},
+        {x, nullptr, layer.mlp_norm.data(), layer.eps, {*kernels_, threads(), layer.gate_up, x_tiles}},
         Product(*kernels_, threads(), layer.gate_up, x_tiles, nullptr, 0, false, &middle),
         Product(*kernels_, threads(), layer.down, middle, x, layer.hidden, true)};
     const Phase phases[] = {
@@ -211,7 +211,7 @@ void Ops::logits(const float* norm, float eps, const Matrix& head, const float* 
     struct Context { Normed in; Product product; };
     const std::lock_guard lock(mutex_);
     const Tiles x_tiles = tiles(words_, head, count);
-    Context context{{x, rows, norm, eps, {*kernels_, head, x_tiles}},
+    Context context{{x, rows, norm, eps, {*kernels_, threads(), head, x_tiles}},
                     Product(*kernels_, threads(), head, x_tiles, out, head.n, false)};
     const Phase phases[] = {
         {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},

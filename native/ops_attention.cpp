@@ -99,11 +99,16 @@ struct Ops::Attention {
         attend(job(of, kv_head, chunk, partials(of, kv_head, chunk)));
     }
 
+    // Pairs of an item whose chunks one job merges.
+    static constexpr int64_t MERGE = 8;
+    int64_t merge_parts() const { return (ITEM_PAIRS + group() + MERGE - 1) / MERGE; }
+
     // The same merges as in whole(), in the same order.
     void merge_chunks(int64_t number) const {
-        const Item& item = items[size_t(number / layer.kv_heads)];
-        const int64_t kv_head = number % layer.kv_heads;
-        for (int64_t pair = 0; pair < pairs(item); ++pair) {
+        const Item& item = items[size_t(number / merge_parts() / layer.kv_heads)];
+        const int64_t kv_head = number / merge_parts() % layer.kv_heads;
+        const int64_t first = number % merge_parts() * MERGE;
+        for (int64_t pair = first; pair < std::min(first + MERGE, pairs(item)); ++pair) {
             float* state = partials(item, kv_head, 0) + pair * slot();
             for (int64_t chunk = 1; chunk < item.chunks; ++chunk)
                 kernels.merge(state, partials(item, kv_head, chunk) + pair * slot(), layer.dim);
@@ -128,7 +133,8 @@ void Ops::attention(const Layer& layer, const float* q, const Batch& batch, cons
         const Phase phases[] = {
             {int64_t(context.chunk_jobs.size()) * layer.kv_heads,
              [](void* c, int64_t i) { static_cast<Attention*>(c)->one_chunk(i); }},
-            {items, [](void* c, int64_t i) { static_cast<Attention*>(c)->merge_chunks(i); }},
+            {items * context.merge_parts(),
+             [](void* c, int64_t i) { static_cast<Attention*>(c)->merge_chunks(i); }},
         };
         pool_.run(phases, 2, &context);
         return;

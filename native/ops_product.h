@@ -14,20 +14,30 @@ struct TileJobs {
     const Matrix& matrix;
     Tiles tiles;
 
-    static constexpr int64_t PART = 256;      // columns; whole groups
-    int64_t parts() const { return (matrix.k + PART - 1) / PART; }
+    int64_t part;      // columns of a job; whole groups
+
+    static constexpr int64_t MAX_PART = 256;
+
+    TileJobs(const Kernels& kernels_, int threads, const Matrix& matrix_, const Tiles& tiles_)
+        : kernels(kernels_), matrix(matrix_), tiles(tiles_) {
+        // Two jobs per thread at least, so that threads end together.
+        const int64_t share = matrix.k * tiles.count / (threads * 2) + 1;
+        part = std::clamp<int64_t>((share + GROUP - 1) / GROUP * GROUP, 2 * GROUP, MAX_PART);
+    }
+
+    int64_t parts() const { return (matrix.k + part - 1) / part; }
     int64_t jobs() const { return tiles.count * parts(); }
 
     template <class Fill> void run(int64_t job, Fill fill) const {
-        float scratch[MAX_TILE_ROWS * PART];
-        const int64_t tile = job / parts(), first = job % parts() * PART;
-        const int64_t n = std::min(PART, matrix.k - first);
+        alignas(64) float scratch[MAX_TILE_ROWS * MAX_PART];
+        const int64_t tile = job / parts(), first = job % parts() * part;
+        const int64_t n = std::min(part, matrix.k - first);
         const int64_t start = tiles.begin(tile), rows = tiles.begin(tile + 1) - start;
         const bool f32 = matrix.kind == WeightKind::f32;
         const int64_t words = f32 ? first : first / GROUP * kernels.int8_words_per_group;
-        for (int64_t row = 0; row < rows; ++row) fill(start + row, first, n, scratch + row * PART);
+        for (int64_t row = 0; row < rows; ++row) fill(start + row, first, n, scratch + row * part);
         uint32_t* out = const_cast<uint32_t*>(tiles.data) + start * tiles.words + words * rows;
-        (f32 ? kernels.pack_f32 : kernels.pack_int8)(scratch, PART, rows, n, out);
+        (f32 ? kernels.pack_f32 : kernels.pack_int8)(scratch, part, rows, n, out);
     }
 };
 

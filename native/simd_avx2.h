@@ -64,10 +64,6 @@ inline V abs(V x) {
     const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
 }
-inline V round(V x) {
-    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
-}
 inline I to_int(V x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline __m256 unsigned_to_float(__m256i x) {

@@ -42,9 +42,6 @@ inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
 inline V max(V x, V y) { return _mm512_max_ps(x, y); }
 inline V min(V x, V y) { return _mm512_min_ps(x, y); }
 inline V abs(V x) { return _mm512_abs_ps(x); }
-inline V round(V x) {
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
 inline I to_int(V x) { return {_mm512_cvtps_epi32(x)}; }
 inline V to_float(I x) { return _mm512_cvtepi32_ps(x.v); }
 inline V unsigned_to_float(I x) { return _mm512_cvtepu32_ps(x.v); }

@@ -35,7 +35,6 @@ inline V fma(V a, V b, V c) { WAGER_EACH c.v[i] = std::fma(a.v[i], b.v[i], c.v[i
 inline V max(V a, V b) { WAGER_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 inline V min(V a, V b) { WAGER_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 inline V abs(V a) { WAGER_EACH a.v[i] = std::fabs(a.v[i]); return a; }
-inline V round(V a) { WAGER_EACH a.v[i] = std::nearbyint(a.v[i]); return a; }
 
 inline I to_int(V a) {
     I r;
