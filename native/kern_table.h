@@ -9,6 +9,8 @@
 
 namespace wager::WAGER_ISA {
 
+static_assert(MAX_ROWS_F32 <= MAX_TILE_ROWS && MAX_ROWS_INT8 <= MAX_TILE_ROWS);
+
 constexpr Kernels TABLE = {
     ISA_NAME,
     MAX_ROWS_F32,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.ops.conftest import make, usable_sets
+from tests.ops.sets import make, usable_sets
 from tests.ops.stack import EPS, build, config_of, pack, play, ragged
 from wager.config import ModelConfig
 from wager.errors import ModelError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.conftest import NATIVE, make, usable_sets
+from tests.ops.sets import NATIVE, make, usable_sets
 from wager.ops.base import F32, OpSet, SelectParams
 from wager.ops.sampling import gumbel_noise, philox, survivors
 

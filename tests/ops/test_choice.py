@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import wager.ops.select as select
-from tests.ops.conftest import NATIVE
+from tests.ops.sets import NATIVE
 from wager.errors import ConfigError
 from wager.ops.base import choose
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.contract.test_ops import KINDS, SHAPES, same_bits, tokens
-from tests.ops.conftest import NATIVE, make, usable_sets
+from tests.ops.sets import NATIVE, make, usable_sets
 from tests.ops.stack import build, config_of, pack, play
 from wager.errors import ConfigError, UnsupportedModel
 from wager.ops.base import F32, RaggedBatch

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
-
-import pytest
 
 from wager.ops.base import OpSet
 from wager.ops.reference import ReferenceOps
@@ -30,10 +27,3 @@ def make(name: str) -> OpSet:
 
     _, instruction_set, threads = name.split("-")
     return NativeOps(int(threads), instruction_set)
-
-
-@pytest.fixture
-def ops(request: pytest.FixtureRequest) -> Iterator[OpSet]:
-    made = make(request.param)
-    yield made
-    made.close()
