@@ -1,4 +1,4 @@
-// wager._native: the op set's blocks. Arguments are checked here or in ops.cpp before any kernel sees
+// wager._native: the blocks. Arguments are checked here or in ops.cpp before any kernel sees
 // them; the interpreter lock is released while kernels run.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -35,7 +35,8 @@ int64_t packed_bytes(int64_t n, int64_t k, WeightKind kind) {
     return (n + LANES - 1) / LANES * panel_bytes(k, kind);
 }
 
-HeldMatrix* make_matrix(View<const uint8_t, 1> data, int64_t n, int64_t k, const std::string& kind) {
+HeldMatrix* make_matrix(View<const uint8_t, 1> data, int64_t n, int64_t k,
+                        const std::string& kind) {
     auto held = std::make_unique<HeldMatrix>();
     static_cast<Matrix&>(*held) = {data.data(), n, k, weight_kind(kind)};
     require(int64_t(data.shape(0)) == packed_bytes(n, k, held->kind),

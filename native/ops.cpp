@@ -69,6 +69,7 @@ struct Ops::Normed {
     float eps;
     TileJobs out;
 
+    int64_t jobs() const { return out.jobs(); }
     void run(int64_t job) const {
         const int64_t k = out.matrix.k;
         out.run(job, [&](int64_t i, int64_t first, int64_t n, float* to) {
@@ -167,8 +168,8 @@ void Ops::attn_in(const Layer& layer, const float* x, const Batch& batch, const 
                     {*kernels_, threads(), layer.qkv, x_tiles}},
                    Product(*kernels_, threads(), layer.qkv, x_tiles, qkv, columns, false)};
     const Phase phases[] = {
-        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->in.run(i); }},
-        {context.product.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->product.run(i); }},
+        phase_of<&AttnIn::in>(context),
+        phase_of<&AttnIn::product>(context),
         {context.jobs(), [](void* c, int64_t i) { static_cast<AttnIn*>(c)->rotate_and_store(i); }},
     };
     pool_.run(phases, 3, &context);
@@ -181,8 +182,8 @@ void Ops::attn_out(const Layer& layer, const float* attended, float* x, int64_t 
     Context context{{attended, nullptr, nullptr, 0.0f, {*kernels_, threads(), layer.out, x_tiles}},
                     Product(*kernels_, threads(), layer.out, x_tiles, x, layer.hidden, true)};
     const Phase phases[] = {
-        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
-        {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},
+        phase_of<&Context::in>(context),
+        phase_of<&Context::product>(context),
     };
     pool_.run(phases, 2, &context);
 }
@@ -193,13 +194,14 @@ void Ops::mlp(const Layer& layer, float* x, int64_t rows) {
     const Tiles x_tiles = tiles(words_, layer.gate_up, rows);
     const Tiles middle = tiles(middle_, layer.down, rows);
     Context context{
-        {x, nullptr, layer.mlp_norm.data(), layer.eps, {*kernels_, threads(), layer.gate_up, x_tiles}},
+        {x, nullptr, layer.mlp_norm.data(), layer.eps,
+         {*kernels_, threads(), layer.gate_up, x_tiles}},
         Product(*kernels_, threads(), layer.gate_up, x_tiles, nullptr, 0, false, &middle),
         Product(*kernels_, threads(), layer.down, middle, x, layer.hidden, true)};
     const Phase phases[] = {
-        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
-        {context.gate_up.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->gate_up.run(i); }},
-        {context.down.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->down.run(i); }},
+        phase_of<&Context::in>(context),
+        phase_of<&Context::gate_up>(context),
+        phase_of<&Context::down>(context),
     };
     pool_.run(phases, 3, &context);
 }
@@ -214,8 +216,8 @@ void Ops::logits(const float* norm, float eps, const Matrix& head, const float* 
     Context context{{x, rows, norm, eps, {*kernels_, threads(), head, x_tiles}},
                     Product(*kernels_, threads(), head, x_tiles, out, head.n, false)};
     const Phase phases[] = {
-        {context.in.out.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->in.run(i); }},
-        {context.product.jobs(), [](void* c, int64_t i) { static_cast<Context*>(c)->product.run(i); }},
+        phase_of<&Context::in>(context),
+        phase_of<&Context::product>(context),
     };
     if (count) pool_.run(phases, 2, &context);
 }

@@ -40,7 +40,8 @@ struct Ops::Attention {
         const int64_t rows_per_item = std::max<int64_t>(1, ITEM_PAIRS / group());
         int64_t size = 0;
         for (int64_t r = 0; r < batch.requests(); ++r) {
-            const int64_t start = batch.starts[size_t(r)], rows = batch.starts[size_t(r) + 1] - start;
+            const int64_t start = batch.starts[size_t(r)];
+            const int64_t rows = batch.starts[size_t(r) + 1] - start;
             const int64_t parts = (rows + rows_per_item - 1) / rows_per_item;
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t row = part * rows / parts, end = (part + 1) * rows / parts;

@@ -1,4 +1,4 @@
-// A product split into jobs, and activations into tiles.
+// A product split into jobs, and activations into tiles; both are phases of a block.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,12 @@
 #include "ops.h"
 
 namespace wager {
+
+// The phase that does the jobs of one part of a block's context.
+template <auto Part, class Context> Phase phase_of(const Context& context) {
+    return {(context.*Part).jobs(),
+            [](void* c, int64_t job) { (static_cast<Context*>(c)->*Part).run(job); }};
+}
 
 // Fills tiles in jobs of (tile, part of the columns), so that no two jobs share a cache line of a
 // tile. `fill(row, first, n, out)` writes the columns [first, first + n) of a row.
