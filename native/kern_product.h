@@ -109,22 +109,6 @@ template <class W> struct TileTable {
     constexpr TileTable() { fill<W::MAX_ROWS>(); }
 };
 
-inline void write_panel(const ProductJob& job, int64_t panel, int64_t row, int64_t rows,
-                        const float* sums) {
-    const int64_t column = panel * LANES;
-    const int64_t width = job.n - column < LANES ? job.n - column : LANES;
-    float* out = job.out + row * job.stride + column;
-    for (int64_t r = 0; r < rows; ++r, out += job.stride, sums += LANES) {
-        V value = load(sums);
-        if (width == LANES) {
-            store(out, job.add ? add(load(out), value) : value);
-        } else {
-            if (job.add) value = add(load_part(out, width), value);
-            store_part(out, value, width);
-        }
-    }
-}
-
 // How far a single pass over the weights fetches ahead.
 constexpr int64_t AHEAD_BYTES = 8192;
 // Rows whose sums one job keeps on its stack.
