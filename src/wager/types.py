@@ -24,6 +24,12 @@ class Draft:
     source: str = ""
     match_length: int = 0
 
+    def cut(self, length: int) -> Draft:
+        """The same draft, at most ``length`` (>= 0) tokens of it."""
+        if length >= len(self.tokens):
+            return self
+        return Draft(self.tokens[:length], self.source, self.match_length)
+
 
 NO_DRAFT = Draft()
 

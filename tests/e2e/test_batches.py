@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -212,3 +213,56 @@ def test_every_step_commits_for_every_sampled_request(make_llm: Callable[..., LL
         assert llm.engine.stats.counts.committed > before or llm.engine.stats.prefill_steps
     # Nothing is drafted over and over: no run takes more steps than plain decoding.
     assert steps <= 5 * GREEDY.max_tokens + 5  # type: ignore[operator]
+
+
+class BadFor:
+    """An op set whose logits turn unusable for one choice at one position."""
+
+    def __init__(self, ops: Any, choice: int, position: int) -> None:
+        self._ops, self._choice, self._position = ops, choice, position
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def select(self, row: Any, params: Any, position: int) -> int:
+        if params.choice == self._choice and position == self._position:
+            raise ValueError("logits: NaN or +inf")
+        return int(self._ops.select(row, params, position))
+
+
+def test_bad_logits_end_one_choice_and_spare_the_others(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=6, ignore_eos=True)
+    prompt = [50, 51, 52] * 8
+    plain = llm.generate([prompt], params)[0].outputs
+    known = [prompt + choice.token_ids for choice in plain]
+    ops = llm.model.ops
+    # At the last position the others end in the same step; before it they go on.
+    for position in (len(prompt) + 2, len(prompt) + 5):
+        llm.model.ops = BadFor(ops, 1, position)  # type: ignore[assignment]
+        for speculation in (None, recipe("Oracle", 4, texts=known)):
+            llm.set_speculation(speculation)
+            found = llm.generate([prompt], params)[0].outputs
+            assert_same(plain[0], found[0])
+            assert_same(plain[2], found[2])
+            assert found[1].finish_reason == "abort"
+            assert found[1].token_ids == plain[1].token_ids[: position - len(prompt)]
+            assert len(found[1].accepted_flags) == len(found[1].token_ids)
+            assert llm.engine.pool.in_use == 0
+            assert not llm.engine.has_work()
+    llm.model.ops = ops
+
+
+def test_counters_start_anew_after_a_reset(make_llm: Callable[..., LLM]) -> None:
+    block = 2 * 16 * 2 * 2 * 16 * 4
+    llm = make_llm(max_model_len=208, kv_memory=20 * block, max_num_seqs=10)
+    llm.set_speculation(recipe("Outside", 4))
+    long = replace(GREEDY, max_tokens=100)
+    run_all(llm, [(p, long) for p in prompts(10, 288, 4, (100, 100))])
+    assert llm.engine.stats.preemptions == llm.engine.scheduler.preemptions > 0
+    assert llm.engine.stats.drafter_failures > 0
+    llm.engine.stats.reset()
+    llm.set_speculation(None)
+    run_all(llm, [([5, 6, 7], GREEDY)])
+    assert llm.engine.stats.preemptions == 0
+    assert llm.engine.stats.drafter_failures == 0

@@ -106,6 +106,28 @@ def test_asyncio_requests_share_batches(tiny_path: Path, make_llm: Callable[...,
     asyncio.run(run())
 
 
+def test_a_broken_engine_leaves_no_asyncio_caller_waiting(tiny_path: Path) -> None:
+    async def run() -> None:
+        llm = AsyncLLM(str(tiny_path), weights="f32", threads=1)
+        with pytest.raises(AttributeError):
+            await asyncio.wait_for(llm.generate([5, 6], {"n": 1}), 20)  # type: ignore[arg-type]
+        assert len((await llm.generate([5, 6], GREEDY)).outputs[0].token_ids) == 12
+
+        def broken() -> None:
+            raise RuntimeError("the step broke")
+
+        llm.llm.engine.step = broken  # type: ignore[method-assign, assignment]
+        both = (llm.generate([5, 6], GREEDY), llm.generate([7, 8], GREEDY))
+        found = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 20)
+        assert all(isinstance(f, RuntimeError | ConfigError) for f in found)
+        assert any(isinstance(f, RuntimeError) for f in found)
+        with pytest.raises(ConfigError, match="closed"):
+            await asyncio.wait_for(llm.generate([5, 6], GREEDY), 20)
+        await llm.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [

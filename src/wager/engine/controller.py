@@ -35,4 +35,4 @@ class FixedLength:
         if wanted <= rows:
             return list(drafts)
         share = max(rows, 0) // max(sum(1 for d in drafts if d.tokens), 1)
-        return [Draft(d.tokens[:share], d.source, d.match_length) for d in drafts]
+        return [d.cut(share) for d in drafts]

@@ -89,9 +89,7 @@ class GuardedDrafter:
             error = ValueError(f"draft token {bad} is outside the vocabulary of {self.vocab_size}")
             self._switch_off([query.request], error)
             return NO_DRAFT
-        if len(draft.tokens) > query.limit:
-            return Draft(draft.tokens[: query.limit], draft.source, draft.match_length)
-        return draft
+        return draft.cut(query.limit)
 
     def _switch_off(self, requests: Sequence[int], error: Exception) -> None:
         self._off.update(requests)

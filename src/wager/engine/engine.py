@@ -21,7 +21,7 @@ from wager.drafters.base import DraftQuery
 from wager.engine.controller import Controller, FixedLength
 from wager.engine.costs import StepCosts
 from wager.engine.drafting import GuardedDrafter
-from wager.engine.memory import kv_kind
+from wager.engine.memory import choose_blocks, kv_kind
 from wager.engine.request import Request, Sequence
 from wager.engine.scheduler import Scheduler, Work
 from wager.engine.stats import EngineStats
@@ -32,7 +32,7 @@ from wager.runtime.kv import BlockPool, BlockTable, blocks_for
 from wager.runtime.target import Span, Target
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
-from wager.types import NO_DRAFT, CompletionOutput, Draft, RequestOutput
+from wager.types import CompletionOutput, Draft, RequestOutput
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +41,7 @@ class Engine:
     """Continuous batching with speculation over one model. Not thread-safe: one caller."""
 
     def __init__(
-        self,
-        model: Model,
-        config: EngineConfig,
-        speculation: SpeculationConfig | None,
-        *,
-        blocks: int,
-        max_model_len: int,
+        self, model: Model, config: EngineConfig, speculation: SpeculationConfig | None
     ) -> None:
         if config.max_num_seqs > config.max_batch_tokens:
             raise ConfigError(
@@ -55,14 +49,12 @@ class Engine:
                 f"max_batch_tokens: {config.max_batch_tokens}; each sequence needs "
                 "a row of the step"
             )
-        if blocks < blocks_for(max_model_len):
-            raise ConfigError(
-                f"kv_memory: {blocks} blocks hold {blocks * 16} tokens, but max_model_len is "
-                f"{max_model_len}; raise kv_memory or lower max_model_len"
-            )
+        blocks = choose_blocks(model, config)
         self.model = model
         self.config = config
-        self.max_model_len = max_model_len
+        self.max_model_len = model.config.max_context
+        # Ids that may go in and come out: rows of the head that the tokenizer knows.
+        self.vocab_size = min(model.config.vocab_size, model.tokenizer.vocab_size)
         self.kv = kv_kind(model, config)
         self.pool = BlockPool(blocks, config.prefix_cache)
         self.target = Target(model, blocks, self.kv)
@@ -92,11 +84,6 @@ class Engine:
         self.pool.clear_cache()
         if self.drafter is not None:
             self.drafter.clear()
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids that may go in and come out: rows of the head that the tokenizer knows."""
-        return min(self.model.config.vocab_size, self.model.tokenizer.vocab_size)
 
     # Requests
 
@@ -149,6 +136,7 @@ class Engine:
             if sequence.state.finish_reason is None:
                 sequence.state.finish("abort")
                 self._end(sequence)
+                self._ended.append(sequence)
         self.stats.aborted += 1
 
     def has_work(self) -> bool:
@@ -158,7 +146,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns what is new of each request that progressed."""
         started = time.perf_counter()
-        drafter_before = self.drafter.seconds if self.drafter else 0.0
+        drafting = (self.drafter.seconds, self.drafter.failures) if self.drafter else (0.0, 0)
+        preempted = self.scheduler.preemptions
         progressed, self._ended = self._ended, []
         works = self.scheduler.plan(self._draft_rows())
         self._draft(works)
@@ -172,8 +161,12 @@ class Engine:
         outputs = self._outputs(progressed)
         if self.config.check_integrity:
             self.check_integrity()
+        self.stats.preemptions += self.scheduler.preemptions - preempted
+        draft = 0.0
+        if self.drafter is not None:
+            draft = self.drafter.seconds - drafting[0]
+            self.stats.drafter_failures += self.drafter.failures - drafting[1]
         if works:
-            draft = (self.drafter.seconds if self.drafter else 0.0) - drafter_before
             self._record(
                 works,
                 time.perf_counter() - started,
@@ -232,7 +225,11 @@ class Engine:
                 log.warning("request %s ends: %s", sequence.request.request_id, error)
                 sequence.state.stop_reason = f"the model gave no usable logits: {error}"
                 sequence.state.finish("abort")
+                # What was committed before the bad row were accepted drafts.
+                committed = len(sequence.state.output_ids) + sequence.request.prompt_length
+                sequence.fresh_flags.extend([True] * (committed - len(sequence.tokens)))
                 self._end(sequence)
+                progressed.append(sequence)
                 continue
             if not verdict.committed:
                 raise AssertionError("a step must commit at least one token per sampled request")
@@ -247,7 +244,7 @@ class Engine:
             self.stats.counts.record(*counted)
             progressed.append(sequence)
             if sequence.state.finish_reason is not None:
-                self._end(sequence, report=False)
+                self._end(sequence)
         return progressed
 
     def _observe(self, works: list[Work]) -> None:
@@ -261,12 +258,10 @@ class Engine:
                 self.drafter.observe(sequence.number, sequence.tokens[sequence.observed :])
                 sequence.observed = len(sequence.tokens)
 
-    def _end(self, sequence: Sequence, report: bool = True) -> None:
+    def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         if self.drafter is not None:
             self.drafter.release(sequence.number)
-        if report:
-            self._ended.append(sequence)
 
     def _outputs(self, progressed: list[Sequence]) -> list[RequestOutput]:
         by_request: dict[str, list[CompletionOutput]] = {}
@@ -295,8 +290,6 @@ class Engine:
             prompt_rows=prompt_rows,
             draft_rows=draft_rows,
         )
-        self.stats.preemptions = self.scheduler.preemptions
-        self.stats.drafter_failures = self.drafter.failures if self.drafter else 0
         if not prompt_rows:
             context = sum(w.sequence.computed for w in works)
             self.costs.record(len(works) + draft_rows, context, 1e3 * (forward + sample))
@@ -367,5 +360,5 @@ def _cut_after_end(state: SequenceState, draft: Draft) -> Draft:
     """Nothing can be committed after an end token, so nothing is drafted after one."""
     for index, token in enumerate(draft.tokens[:-1]):
         if state.ends_with(token):
-            return Draft(draft.tokens[: index + 1], draft.source, draft.match_length)
-    return draft or NO_DRAFT
+            return draft.cut(index + 1)
+    return draft

@@ -11,13 +11,13 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from wager.config import EngineConfig, SamplingParams, SpeculationConfig
 from wager.engine.engine import Engine
-from wager.engine.memory import choose_blocks
 from wager.errors import ConfigError, RequestError, WagerError
 from wager.models.load import Model, load_model
 from wager.models.paths import cache_dir
@@ -53,11 +53,7 @@ class LLM:
             self.model: Model = load_model(
                 model, ops, self.config.weights, self.config.max_model_len
             )
-            max_model_len = self.model.config.max_context
-            blocks = choose_blocks(self.model, self.config, max_model_len)
-            self.engine = Engine(
-                self.model, self.config, parsed, blocks=blocks, max_model_len=max_model_len
-            )
+            self.engine = Engine(self.model, self.config, parsed)
         except BaseException:
             ops.close()
             raise
@@ -189,7 +185,7 @@ class LLM:
             self.engine.step()
 
     @property
-    def _costs_path(self) -> Any:
+    def _costs_path(self) -> Path:
         ops = self.model.ops
         kind = f"{self.model.fingerprint[:32]}-{self.engine.kv}-{ops.instruction_set}-{ops.threads}"
         return cache_dir() / "costs" / f"{kind}.json"
@@ -249,6 +245,8 @@ class AsyncLLM:
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._streams: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Item]]] = {}
         self._closed = False
+        # Nothing is put in behind the last command that the engine's thread looks at.
+        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="wager-engine", daemon=True)
         self._thread.start()
 
@@ -260,10 +258,10 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Abort what runs and stop the engine."""
-        if not self._closed:
+        with self._door:
             self._closed = True
             self._commands.put(None)
-            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
         """Answer one prompt; run several at once with ``asyncio.gather``."""
@@ -276,15 +274,16 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None = None, cache_salt: str = ""
     ) -> AsyncIterator[RequestOutput]:
         """Answer one prompt piece by piece: each item holds what is new."""
-        if self._closed:
-            raise ConfigError("AsyncLLM: is closed")
         ids = self.llm.prompt_ids(prompt)
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[_Item] = asyncio.Queue()
         ticket: dict[str, str] = {}
-        self._commands.put(
-            (ids, params or self.llm.default_params(), cache_salt, loop, inbox, ticket)
-        )
+        with self._door:
+            if self._closed:
+                raise ConfigError("AsyncLLM: is closed")
+            self._commands.put(
+                (ids, params or self.llm.default_params(), cache_salt, loop, inbox, ticket)
+            )
         finished = False
         try:
             while not finished:
@@ -310,6 +309,12 @@ class AsyncLLM:
             error: BaseException = ConfigError("AsyncLLM: closed while the request was running")
         except BaseException as caught:
             error = caught
+        with self._door:
+            self._closed = True
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, tuple):
+                self._streams[f"waiting-{len(self._streams)}"] = command[3:5]
         for name in list(self._streams):
             self._send(name, error)
         self.llm.close()
@@ -340,7 +345,8 @@ class AsyncLLM:
     ) -> None:
         try:
             name = self.llm.engine.add_request(ids, params, cache_salt=salt)
-        except WagerError as error:
+        except Exception as error:
+            # Whatever is wrong with it, one request never ends the others.
             loop.call_soon_threadsafe(inbox.put_nowait, error)
             return
         ticket["name"] = name

@@ -31,11 +31,11 @@ def block_bytes(model: Model, config: EngineConfig) -> int:
     return 2 * BLOCK * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
 
 
-def choose_blocks(model: Model, config: EngineConfig, max_model_len: int) -> int:
+def choose_blocks(model: Model, config: EngineConfig) -> int:
     """Blocks of the pool, bounded by ``kv_memory``. Raises ConfigError if one context does not fit,
     or if the machine has not that much memory."""
     size = block_bytes(model, config)
-    needed = blocks_for(max_model_len)
+    needed = blocks_for(model.config.max_context)
     useful = needed * config.max_num_seqs
     if config.kv_memory is None:
         blocks = min(useful, max(needed, DEFAULT_KV_BYTES // size))
@@ -44,7 +44,7 @@ def choose_blocks(model: Model, config: EngineConfig, max_model_len: int) -> int
         if blocks < needed:
             raise ConfigError(
                 f"kv_memory: {config.kv_memory} bytes hold {blocks * BLOCK} tokens, but one "
-                f"context of max_model_len {max_model_len} takes {needed * size} bytes; "
+                f"context of max_model_len {model.config.max_context} takes {needed * size} bytes; "
                 "raise kv_memory or lower max_model_len"
             )
     available = _available_bytes()

@@ -100,8 +100,7 @@ class Scheduler:
         end = sequence.computed + work.rows
         table = sequence.table
         room = (len(table.blocks) + self.pool.available) * BLOCK - end
-        if room < len(draft.tokens):
-            draft = Draft(draft.tokens[: max(room, 0)], draft.source, draft.match_length)
+        draft = draft.cut(max(room, 0))
         if draft.tokens and table.grow(end + len(draft.tokens)):
             work.draft = draft
 
