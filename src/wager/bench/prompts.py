@@ -1,32 +1,14 @@
-"""What a workload is made of: one prompt with its own sampling settings and limits."""
+"""What a workload is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
 
-from wager.config import SamplingParams
+from wager.backend import Messages, Prompt
 
-Messages: TypeAlias = tuple[tuple[str, str], ...]
-"""(role, content) pairs of a chat."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One request of a workload: a chat, a raw text or token ids (exactly one of them is set).
-
-    ``expected`` is the text that a reply which follows the instruction puts in its code block;
-    None where a workload has no such check.
-    """
-
-    id: str
-    params: SamplingParams
-    messages: Messages | None = None
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    expected: str | None = None
+__all__ = ["Drawn", "Messages", "Prompt", "Recipe"]
 
 
 @dataclass(frozen=True, slots=True)

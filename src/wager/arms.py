@@ -1,0 +1,138 @@
+"""What a user asks an engine to do: plain decoding, or one method of drafting with its options.
+
+An arm is read before any engine has seen it. Option keys are vLLM's (``num_speculative_tokens``,
+``prompt_lookup_max``, ...); a method or key that only one engine knows keeps that engine's name
+(``ngram-mod``, ``spec-ngram-mod-n-match``). The engine's dialect says what it makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from wager.errors import ConfigError
+
+PLAIN: Final = "plain"
+
+_SHORT: Final = {
+    "k": "num_speculative_tokens",
+    "min": "prompt_lookup_min",
+    "max": "prompt_lookup_max",
+}
+_METHOD: Final = re.compile(r"[A-Za-z][\w.\-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """One method of drafting and its options, in vLLM's keys; nothing is checked yet."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self) -> dict[str, Any]:
+        """As a speculative config: the options with the method among them."""
+        return {"method": self.method, **self.options}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way of answering the prompts; ``speculation`` None is plain decoding."""
+
+    name: str
+    speculation: Speculation | None = None
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """``plain,ngram:k=4,min=2,max=5,draft_model:model=D`` to arms, in order.
+
+    ``k``, ``min`` and ``max`` are short for num_speculative_tokens and the two lookup bounds. A
+    part whose ``=`` comes before any ``:`` goes on with the options of the arm before it. Raises
+    ConfigError.
+    """
+    arms: list[Arm] = []
+    for part in _parts(text):
+        arm = _arm(part)
+        if any(other.name == arm.name for other in arms):
+            raise ConfigError(f"arms: {arm.name!r} is given twice")
+        arms.append(arm)
+    if not arms:
+        raise ConfigError("arms: give at least one, e.g. plain,ngram:k=4")
+    return arms
+
+
+def arm_of(config: Mapping[str, Any], name: str | None = None) -> Arm:
+    """The arm of a speculative config in vLLM's form. Raises ConfigError without a method."""
+    options = {str(key).replace("-", "_"): value for key, value in config.items()}
+    method = options.pop("method", None)
+    if not isinstance(method, str) or not method:
+        raise ConfigError('speculative-config: "method" is missing, e.g. {"method": "ngram"}')
+    speculation = Speculation(method, options)
+    return Arm(name or label(speculation), speculation)
+
+
+def label(speculation: Speculation) -> str:
+    """The short spelling that `parse_arms` reads, e.g. ``ngram:k=4,min=2``."""
+    long_to_short = {long: short for short, long in _SHORT.items()}
+    options = ",".join(
+        f"{long_to_short.get(key, key)}={_spell(value)}"
+        for key, value in speculation.options.items()
+    )
+    return f"{speculation.method}:{options}" if options else speculation.method
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas that start another arm."""
+    parts: list[str] = []
+    for piece in (p.strip() for p in text.split(",")):
+        if not piece:
+            continue
+        equals, colon = piece.find("="), piece.find(":")
+        goes_on = equals >= 0 and (colon < 0 or equals < colon)
+        if not goes_on:
+            parts.append(piece)
+        elif parts:
+            parts[-1] += f"{',' if ':' in parts[-1] else ':'}{piece}"
+        else:
+            raise ConfigError(f"arms: {piece!r} is an option without a method before it")
+    return parts
+
+
+def _arm(text: str) -> Arm:
+    method, _, rest = text.partition(":")
+    method = method.strip()
+    if not _METHOD.fullmatch(method):
+        raise ConfigError(f"arms: {method!r} is not the name of a method; e.g. ngram:k=4")
+    options = dict(_option(piece, method) for piece in _options(rest))
+    if method == PLAIN:
+        if options:
+            raise ConfigError("arms: plain takes no options")
+        return Arm(PLAIN)
+    speculation = Speculation(method, options)
+    return Arm(label(speculation), speculation)
+
+
+def _options(text: str) -> Sequence[str]:
+    return [piece for piece in text.split(",") if piece.strip()]
+
+
+def _option(text: str, method: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not key or not value:
+        raise ConfigError(f"arms: {method}: {text!r} is not an option; options look like k=4")
+    return _SHORT.get(key, key), _value(value)
+
+
+def _value(text: str) -> Any:
+    """A number, true or false where it reads as one, else the text itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
+
+
+def _spell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,149 @@
+"""The seam between measuring and an engine: what is asked, what comes back, start and stop.
+
+The project's own engine and the external ones satisfy `Backend`; whoever measures knows nothing
+else of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from wager.arms import Arm
+from wager.config import SamplingParams
+from wager.errors import WagerError
+from wager.types import DraftCounts, TokenLogprob
+
+Messages: TypeAlias = tuple[tuple[str, str], ...]
+"""(role, content) pairs of a chat."""
+
+
+class EngineError(WagerError):
+    """An engine did not start, died, or answered with something that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request of a workload: a chat, a raw text or token ids (exactly one of them is set).
+
+    ``expected`` is the text that a reply which follows the instruction puts in its code block;
+    None where a workload has no such check.
+    """
+
+    id: str
+    params: SamplingParams
+    messages: Messages | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    expected: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How requests arrive: ``clients`` in a closed loop, or ``rate`` per second (Poisson)."""
+
+    clients: int | None = None
+    rate: float | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Answer:
+    """One reply as the client saw it. Times are seconds since the request was sent.
+
+    ``token_ids`` is None where an engine does not tell ids; ``tokens`` is then its own count.
+    ``first_token_s`` is the time of the first token of any kind, reasoning included; None if none
+    came. ``chunks`` has one (time, tokens) pair per piece of the stream that carried text or
+    tokens; its tokens are None where an engine does not tell them. ``counts`` is None where an
+    engine does not say what speculation did for a single request. ``error`` is set where the
+    request failed: such an answer takes part in no figure but the number of errors.
+    """
+
+    prompt_id: str
+    text: str
+    first_token_s: float | None
+    total_s: float
+    tokens: int | None
+    token_ids: list[int] | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    chunks: list[tuple[float, int | None]] = field(default_factory=list)
+    counts: DraftCounts | None = None
+    logprobs: list[TokenLogprob] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """An engine's own cumulative counters, over all its labels; None is not known, never 0.
+
+    ``total_ms`` and ``draft_ms`` say where the time went, where an engine tells it.
+    ``drafts`` counts the steps (of one request) that carried a draft. ``accepted_at[j]`` counts
+    the drafts whose position j was accepted.
+    """
+
+    total_ms: float | None = None
+    draft_ms: float | None = None
+    steps: int | None = None
+    drafts: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_at: tuple[int, ...] | None = None
+    preemptions: int | None = None
+
+
+@dataclass(slots=True)
+class Started:
+    """What is known of an arm once its engine is ready.
+
+    ``effective`` are the option values in effect, as the engine itself reported them where it
+    does; ``warnings`` are lines of its log that matter to a measurement. ``kv_tokens`` is the room
+    for keys and values that the engine reports. ``cold`` says that its start-up caches were empty.
+    """
+
+    command: list[str] | None = None
+    version: str | None = None
+    startup_s: float | None = None
+    cold: bool | None = None
+    kv_tokens: int | None = None
+    effective: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Backend(Protocol):
+    """An engine that can answer the same prompts with and without speculation."""
+
+    name: str
+    """own, vllm, llamacpp, sglang, ollama or url."""
+    fresh_start_is_cheap: bool
+    """Whether `start` takes so little that it can be done for every group of prompts."""
+
+    def check(self, arm: Arm) -> str:
+        """The values in effect for an arm, in a line for people, before anything is started.
+
+        Raises ConfigError where the engine cannot do it: with the reason and what to do instead.
+        """
+        ...
+
+    def start(self, arm: Arm) -> Started:
+        """Make ready for one arm: every cache empty. Raises EngineError with the log's end."""
+        ...
+
+    def stream(self, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:
+        """Answer every prompt, each as soon as it is finished.
+
+        In a closed loop a client sends its next request when its last one is answered. Once the
+        prompts run out, earlier ones are sent again, uncounted, so that the last counted replies
+        still meet the full load; those are cancelled at the end.
+        """
+        ...
+
+    def counters(self) -> Counters:
+        """The counters as they stand; whoever measures takes differences."""
+        ...
+
+    def stop(self) -> None:
+        """End the arm: nothing of it goes on running. Never raises for an engine that is gone."""
+        ...

@@ -1,0 +1,1 @@
+"""Other engines: their options, and how to start, ask, read and stop them."""

@@ -1,0 +1,59 @@
+"""Arms as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from wager.arms import Arm, Speculation, arm_of, label, parse_arms
+from wager.errors import ConfigError
+
+
+def test_options_belong_to_the_method_before_them() -> None:
+    arms = parse_arms("plain, ngram:k=4,min=2,max=5,draft_model:model=org/name:Q4,k=3")
+    assert arms == [
+        Arm("plain"),
+        Arm(
+            "ngram:k=4,min=2,max=5",
+            Speculation(
+                "ngram",
+                {"num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+            ),
+        ),
+        Arm(
+            "draft_model:model=org/name:Q4,k=3",
+            Speculation("draft_model", {"model": "org/name:Q4", "num_speculative_tokens": 3}),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("text", ["ngram", "ngram:k=4", "ngram-mod:k=8,spec-x=true", "a:p=0.5"])
+def test_a_label_reads_back(text: str) -> None:
+    (arm,) = parse_arms(text)
+    assert arm.speculation is not None
+    assert label(arm.speculation) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "at least one"),
+        ("k=4", "without a method"),
+        ("plain:k=4", "takes no options"),
+        ("ngram,ngram", "twice"),
+        ("ngram:k", "not an option"),
+        ("ngram:=4", "not an option"),
+        ("4:k=4", "not the name"),
+    ],
+)
+def test_nonsense_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_arms(text)
+
+
+def test_a_config_in_vllm_form() -> None:
+    arm = arm_of({"method": "ngram", "num-speculative-tokens": 8})
+    assert arm.name == "ngram:k=8"
+    assert arm.speculation is not None
+    assert arm.speculation.config() == {"method": "ngram", "num_speculative_tokens": 8}
+    with pytest.raises(ConfigError, match="method"):
+        arm_of({"num_speculative_tokens": 8})
