@@ -4,21 +4,22 @@
 #
 #   DIR/vllm     vLLM 0.32.0, CPU build, in its own virtual environment; DIR/vllm/serve starts it
 #                (about 3 minutes, 2.5 GB)
+#   DIR/suffix   marks that DIR/vllm can draft with its method `suffix` (arctic-inference)
 #   DIR/llama    llama.cpp b11434: llama-server, llama-bench, llama-perplexity, llama-quantize
 #                (compiled here, 10 to 25 minutes on 2 cores)
 #   DIR/models   SmolLM2-135M-Instruct as q4_1, f32, bf16 and q8_0 GGUF and, in Hugging Face layout,
 #                as f32; all from the same file, so that every engine runs the same weights
 #
-# usage: scripts/peers.sh DIR [vllm|llama|models|all]
+# usage: scripts/peers.sh DIR [vllm|suffix|llama|models|all]
 #
 # Each part is marked by a file `.ready` once it is whole; what is ready is kept, so the script can
 # be run again at any time, and after an interruption. PYTHON names the Python to make virtual
-# environments with (3.10 to 3.13), WAGER
-# the folder of the project's own programs, JOBS the number of compilers.
+# environments with (3.10 to 3.13), WAGER the folder of the project's own programs, JOBS the number of
+# compilers.
 set -euo pipefail
 
-readonly VLLM=0.32.0 LLAMA=11434.0.0
-usage='usage: scripts/peers.sh DIR [vllm|llama|models|all]'
+readonly VLLM=0.32.0 LLAMA=11434.0.0 ARCTIC=0.1.1
+usage='usage: scripts/peers.sh DIR [vllm|suffix|llama|models|all]'
 dir=${1:?$usage}
 what=${2:-all}
 python=${PYTHON:-python3}
@@ -54,6 +55,14 @@ exec "$venv/bin/vllm" serve "\$@" --dtype float32 --enforce-eager
 SERVE
   chmod +x "$venv/serve"
   VLLM_NO_USAGE_STATS=1 "$venv/bin/vllm" --version | tail -n 1 | grep -qxF "$VLLM+cpu"
+}
+
+# vLLM's method `suffix` needs this library; its own requirements name another vLLM, so they are
+# left out. Compiled here, in a build environment of its own.
+install_suffix() {
+  "$dir/vllm/bin/pip" install -q --no-deps "arctic-inference==$ARCTIC"
+  "$dir/vllm/bin/python" -c 'from arctic_inference.suffix_decoding import SuffixDecodingCache'
+  mkdir -p "$dir/suffix"
 }
 
 install_llama() {
@@ -138,8 +147,11 @@ once() {
 
 case $what in
   vllm) once vllm install_vllm ;;
+  suffix) once suffix install_suffix ;;
   llama) once llama install_llama ;;
   models) once models make_models ;;
-  all) once vllm install_vllm; once llama install_llama; once models make_models ;;
+  all)
+    once vllm install_vllm; once suffix install_suffix; once llama install_llama
+    once models make_models ;;
   *) echo "$usage" >&2; exit 2 ;;
 esac
