@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
@@ -38,18 +39,23 @@ _SCALARS: Final = {
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-# Items and bytes per block of the tensor types that can be read.
-BLOCKS: Final = {
-    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q8_0": (32, 34), "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
+# Tensor types: name, items and bytes per block.
+_TYPES: Final = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4),
+    27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }  # fmt: skip
-TENSOR_TYPES: Final = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
-    10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
-    23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
-}  # fmt: skip
+TENSOR_TYPES: Final = {number: name for number, (name, _, _) in _TYPES.items()}
+# Items and bytes per block: of every type, and of those whose items can be read here.
+SIZES: Final = {name: (items, width) for name, items, width in _TYPES.values()}
+BLOCKS: Final = {name: SIZES[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")}
 
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
@@ -117,19 +123,24 @@ class GgufFile:
         return field
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Parse and check the header of a file. Raises ModelError, CorruptFile, UnsupportedModel."""
+def read_gguf(path: Path, types: Collection[str] = tuple(BLOCKS)) -> GgufFile:
+    """Parse and check the header of a file. A tensor of another type than ``types`` is refused.
+
+    Raises ModelError, CorruptFile, UnsupportedModel.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            return parse_gguf(file, size, path)
+            return parse_gguf(file, size, path, types)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def parse_gguf(file: BinaryIO, size: int, path: Path) -> GgufFile:
+def parse_gguf(
+    file: BinaryIO, size: int, path: Path, types: Collection[str] = tuple(BLOCKS)
+) -> GgufFile:
     """As `read_gguf`, from an open file of ``size`` bytes at its beginning."""
-    parser = _Parser(file, size, path)
+    parser = _Parser(file, size, path, types)
     tensor_count, entry_count = parser.start()
     metadata = parser.entries(entry_count)
     tensors = parser.tensors(tensor_count, metadata)
@@ -140,7 +151,8 @@ def parse_gguf(file: BinaryIO, size: int, path: Path) -> GgufFile:
 class _Parser:
     """Walks the header. ``data`` holds what was read so far; `need` reads on, up to the limits."""
 
-    def __init__(self, file: BinaryIO, size: int, path: Path) -> None:
+    def __init__(self, file: BinaryIO, size: int, path: Path, types: Collection[str]) -> None:
+        self._types = types
         self._file = file
         self._size = size
         self._limit = min(size, MAX_HEADER)
@@ -288,12 +300,12 @@ class _Parser:
             raise self.fail(
                 f"damaged, or newer than this reader: tensor {quoted(name)} has type {number}"
             )
-        if kind not in BLOCKS:
+        if kind not in self._types:
             raise UnsupportedModel(
                 f"{self._path}: tensor {quoted(name)} is stored as {kind}; what works: "
-                + ", ".join(BLOCKS)
+                + ", ".join(self._types)
             )
-        items, width = BLOCKS[kind]
+        items, width = SIZES[kind]
         elements = 1
         for size in sizes:
             elements *= size

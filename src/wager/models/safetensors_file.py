@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -26,11 +26,14 @@ MAX_ELEMENTS: Final = 1 << 40
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
-WIDTHS: Final = {"F32": 4, "F16": 2, "BF16": 2}
-_OTHER_TYPES: Final = frozenset(
-    {"BOOL", "U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0", "I16", "U16",
-     "I32", "U32", "F64", "I64", "U64", "C64"}
-)  # fmt: skip
+# Bits per item: of every type of the format, and of those whose items can be read here.
+BITS: Final = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8,
+    "F8_E8M0": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64,
+}  # fmt: skip
+READABLE: Final = ("F32", "F16", "BF16")
+WIDTHS: Final = {dtype: BITS[dtype] // 8 for dtype in READABLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,17 @@ class TensorInfo:
     offset: int
 
 
-def read_directory(directory: Path) -> tuple[dict[str, TensorInfo], str]:
+def read_directory(
+    directory: Path, dtypes: Collection[str] = READABLE
+) -> tuple[dict[str, TensorInfo], str]:
     """Every tensor of a model directory, and a sha256 over its files' names, sizes, times, headers.
 
-    Raises ModelError, CorruptFile or UnsupportedModel.
+    A tensor of another type than ``dtypes`` is refused. Raises ModelError, CorruptFile or
+    UnsupportedModel.
     """
     digest = hashlib.sha256()
     if (directory / SINGLE).exists():
-        return read_safetensors(directory / SINGLE, digest), digest.hexdigest()
+        return read_safetensors(directory / SINGLE, digest, dtypes), digest.hexdigest()
     if not (directory / INDEX).exists():
         pickled = next(directory.glob("*.bin"), None) or next(directory.glob("*.pt*"), None)
         hint = f" ({pickled.name} is a pickle, which is never read)" if pickled else ""
@@ -58,7 +64,7 @@ def read_directory(directory: Path) -> tuple[dict[str, TensorInfo], str]:
     place = read_index(directory / INDEX)
     tensors: dict[str, TensorInfo] = {}
     for name in sorted(set(place.values())):
-        for tensor, info in read_safetensors(directory / name, digest).items():
+        for tensor, info in read_safetensors(directory / name, digest, dtypes).items():
             if place.get(tensor) != name:
                 raise CorruptFile(
                     f"{directory / name}: tensor {quoted(tensor)} is not placed there by {INDEX}"
@@ -72,7 +78,15 @@ def read_directory(directory: Path) -> tuple[dict[str, TensorInfo], str]:
 
 def read_index(path: Path) -> dict[str, str]:
     """The file of each tensor of a sharded model: plain names in the same directory."""
-    index = read_json(path, MAX_INDEX)
+    place = check_index(read_json(path, MAX_INDEX), path)
+    for name in set(place.values()):
+        if not (path.parent / name).is_file():
+            raise ModelError(f"{path.parent / name}: is missing; {INDEX} names it")
+    return place
+
+
+def check_index(index: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """As `read_index`, of an index that is read already; its files need not be here."""
     place = index.get("weight_map")
     if not isinstance(place, dict) or not place:
         raise CorruptFile(f"{path}: has no weight_map")
@@ -82,8 +96,6 @@ def read_index(path: Path) -> dict[str, str]:
             raise CorruptFile(
                 f"{path}: tensor {quoted(tensor)} lies in {quoted(name)}, which is no plain name"
             )
-        if not (path.parent / name).is_file():
-            raise ModelError(f"{path.parent / name}: is missing; {INDEX} names it")
     return place
 
 
@@ -124,19 +136,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def read_safetensors(path: Path, digest: Any) -> dict[str, TensorInfo]:
+def read_safetensors(
+    path: Path, digest: Any, dtypes: Collection[str] = READABLE
+) -> dict[str, TensorInfo]:
     """The tensors of one file; ``digest`` is updated with its name, size, time and header."""
     try:
         status = path.stat()
         with path.open("rb") as file:
-            tensors, header = parse_safetensors(file, status.st_size, path)
+            tensors, header = parse_safetensors(file, status.st_size, path, dtypes)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode() + header)
     return tensors
 
 
-def parse_safetensors(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, TensorInfo], bytes]:
+def parse_safetensors(
+    file: BinaryIO, size: int, path: Path, dtypes: Collection[str] = READABLE
+) -> tuple[dict[str, TensorInfo], bytes]:
     """The tensors of an open file of ``size`` bytes at its beginning, and its header."""
     prefix = file.read(8)
     if size < 8 or len(prefix) < 8:
@@ -155,7 +171,7 @@ def parse_safetensors(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, 
     _check_metadata(path, header.pop("__metadata__", {}))
     if len(header) > MAX_TENSORS:
         raise CorruptFile(f"{path}: has {len(header)} tensors; {MAX_TENSORS} is the limit")
-    ranges = {name: _entry(path, name, entry) for name, entry in header.items()}
+    ranges = {name: _entry(path, name, entry, dtypes) for name, entry in header.items()}
     _check_cover(path, ranges, size - 8 - length)
     return {name: TensorInfo(path, dtype, shape, 8 + length + begin)
             for name, (dtype, shape, begin, _) in ranges.items()}, raw  # fmt: skip
@@ -171,18 +187,20 @@ def _natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(
+    path: Path, name: str, entry: Any, dtypes: Collection[str]
+) -> tuple[str, tuple[int, ...], int, int]:
     """(dtype, shape, begin, end) of one header entry, begin and end within the data."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CorruptFile(
             f"{path}: tensor {quoted(name)} is not described by dtype, shape, data_offsets"
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in WIDTHS:
-        if isinstance(dtype, str) and dtype in _OTHER_TYPES:
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        if isinstance(dtype, str) and dtype in BITS:
             raise UnsupportedModel(
                 f"{path}: tensor {quoted(name)} is stored as {dtype}; what works: "
-                + ", ".join(WIDTHS)
+                + ", ".join(dtypes)
             )
         raise CorruptFile(f"{path}: tensor {quoted(name)} has the unknown dtype {quoted(dtype)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_natural, shape)):
@@ -195,9 +213,10 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     if elements > MAX_ELEMENTS:
         raise CorruptFile(f"{path}: tensor {quoted(name)} has {elements} elements")
     begin, end = offsets
-    if end - begin != elements * WIDTHS[dtype]:
+    nbytes, odd = divmod(elements * BITS[dtype], 8)
+    if odd or end - begin != nbytes:
         raise CorruptFile(
-            f"{path}: tensor {quoted(name)} takes {elements * WIDTHS[dtype]} bytes, "
+            f"{path}: tensor {quoted(name)} takes {nbytes} bytes, "
             f"its data_offsets hold {end - begin}"
         )
     return dtype, tuple(shape), begin, end
