@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -96,16 +96,9 @@ class StepCosts:
 
     def predict(self, rows: int, context: int) -> float | None:
         """Expected milliseconds of a step, or None where too little was measured."""
-        known = self.table(context) or {r: c.ms for (r, _), c in sorted(self.cells.items())}
-        if not known:
-            return None
-        xs = list(known)
-        if len(xs) == 1 or rows in known:
-            return known.get(rows, known[xs[0]])
-        index = min(max(bisect_left(xs, rows), 1), len(xs) - 1)
-        left, right = xs[index - 1], xs[index]
-        slope = (known[right] - known[left]) / (right - left)
-        return known[left] + slope * (rows - left)
+        return interpolate(
+            self.table(context) or {r: c.ms for (r, _), c in sorted(self.cells.items())}, rows
+        )
 
     def save(self, path: Path) -> None:
         """Write the table, atomically; a full or read-only disk is no error."""
@@ -138,3 +131,19 @@ class StepCosts:
 
 def _nearest(grid: tuple[int, ...], value: int) -> int:
     return min(grid, key=lambda g: abs(g - value))
+
+
+def interpolate(known: Mapping[int, float], rows: int) -> float | None:
+    """Milliseconds of a step between, or beyond, those known by rows; None where none is.
+
+    Linear between neighbours, beyond the ends along the last slope; one time alone holds for all.
+    """
+    xs = sorted(known)
+    if not xs:
+        return None
+    if len(xs) == 1 or rows in known:
+        return known.get(rows, known[xs[0]])
+    index = min(max(bisect_left(xs, rows), 1), len(xs) - 1)
+    left, right = xs[index - 1], xs[index]
+    slope = (known[right] - known[left]) / (right - left)
+    return known[left] + slope * (rows - left)
