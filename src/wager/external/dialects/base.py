@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -30,7 +30,8 @@ class Reading:
 
     ``speculation`` is None where it asks for plain decoding or cannot be made sense of (the
     findings say which). ``target`` is the model named; ``rest`` are arguments that have nothing
-    to do with speculation, kept as they are.
+    to do with speculation, kept as they are. ``prefix`` is what stands before the engine's program
+    (variables, ``docker run ...``), ``program`` the program itself in its current spelling.
     """
 
     engine: str
@@ -38,15 +39,42 @@ class Reading:
     target: str | None = None
     rest: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    prefix: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Options for an engine's current version: arguments to append to its start command."""
+    """Options for an engine's current version: arguments to append to its start command.
+
+    ``lines`` are what goes into the engine's model file instead, where it takes no arguments.
+    """
 
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+Kind: TypeAlias = Literal["text", "whole", "real", "json", "flag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of an engine, as a row of its table: a flag, or a key of its JSON.
+
+    ``key`` is what it sets in a `Speculation` (vLLM's key where there is one, else the engine's own
+    name); None sets nothing. ``verdict`` says what is wrong with using it, if anything is, and
+    ``severity`` how bad that is. ``variable`` is the environment variable that does the same.
+    """
+
+    names: tuple[str, ...]
+    meaning: str
+    key: str | None = None
+    kind: Kind = "text"
+    verdict: str = ""
+    severity: Severity = "note"
+    variable: str | None = None
 
 
 class Dialect(Protocol):
@@ -55,6 +83,10 @@ class Dialect(Protocol):
     ENGINE: str
     VERSION: str
     """The version whose options are written."""
+
+    def read(self, tokens: Sequence[str]) -> Reading:
+        """The arguments after the program. Raises ConfigError for JSON that is none."""
+        ...
 
     def write(self, speculation: Speculation | None) -> Written:
         """Raises ConfigError where the engine has no such method: the reason, and what to do."""
