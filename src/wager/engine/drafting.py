@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from wager.config import SpeculationConfig
 from wager.drafters.base import Drafter, DraftQuery
@@ -100,3 +100,11 @@ class GuardedDrafter:
             type(error).__name__,
             error,
         )
+
+
+def cut_after_end(draft: Draft, ends_with: Callable[[int], bool]) -> Draft:
+    """Nothing can be committed after an end token, so nothing is drafted after one."""
+    for index, token in enumerate(draft.tokens[:-1]):
+        if ends_with(token):
+            return draft.cut(index + 1)
+    return draft

@@ -20,7 +20,7 @@ from wager.config import EngineConfig, SamplingParams, SpeculationConfig
 from wager.drafters.base import DraftQuery
 from wager.engine.controller import Controller, FixedLength
 from wager.engine.costs import StepCosts
-from wager.engine.drafting import GuardedDrafter
+from wager.engine.drafting import GuardedDrafter, cut_after_end
 from wager.engine.memory import choose_blocks, kv_kind
 from wager.engine.request import Request, Sequence
 from wager.engine.scheduler import Scheduler, Work
@@ -197,7 +197,7 @@ class Engine:
         if not queries:
             return
         drafts = [
-            _cut_after_end(w.sequence.state, d)
+            cut_after_end(d, w.sequence.state.ends_with)
             for w, d in zip(asked, self.drafter.propose(queries), strict=True)
         ]
         admitted = self.controller.admit(drafts, self.scheduler.draft_room(works))
@@ -354,11 +354,3 @@ class Engine:
             return 1e3 * (forward_s + time.perf_counter() - started)
         finally:
             self.pool.release(blocks)
-
-
-def _cut_after_end(state: SequenceState, draft: Draft) -> Draft:
-    """Nothing can be committed after an end token, so nothing is drafted after one."""
-    for index, token in enumerate(draft.tokens[:-1]):
-        if state.ends_with(token):
-            return draft.cut(index + 1)
-    return draft

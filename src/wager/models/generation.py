@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from wager.errors import CorruptFile
@@ -31,6 +32,34 @@ class GenerationConfig:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+
+
+def of_directory(
+    path: Path, config: Mapping[str, Any], sampling: Mapping[str, Any], tokenizer: Tokenizer
+) -> GenerationConfig:
+    """From config.json and generation_config.json, whose end tokens come first. CorruptFile."""
+    stated = sampling.get("eos_token_id", config.get("eos_token_id"))
+    ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+        raise CorruptFile(
+            f"{path}: eos_token_id is not a token id or a list of them: {quoted(stated)}"
+        )
+    return build(str(path), ids, sampling, tokenizer)
+
+
+def of_gguf(path: Path, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> GenerationConfig:
+    """From the metadata of a GGUF file. Raises CorruptFile."""
+    ids = []
+    for key in ("eos", "eot", "eom"):
+        value = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(value, int) and not isinstance(value, bool):
+            ids.append(value)
+    sampling = {
+        key: metadata[f"general.sampling.{stored}"]
+        for key, stored in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"))
+        if f"general.sampling.{stored}" in metadata
+    }
+    return build(str(path), ids, sampling, tokenizer)
 
 
 def build(

@@ -30,7 +30,6 @@ from wager.models.checkpoint import (
     widen,
 )
 from wager.models.gguf_file import BLOCKS, GgufFile, TensorInfo, read_gguf
-from wager.models.tokenizer import Tokenizer
 from wager.ops.base import F32
 
 _STEMS: Final = {
@@ -87,7 +86,7 @@ def open_gguf(path: Path, name: str) -> Checkpoint:
         quantised=any(BLOCKS[info.type][0] > 1 for info in matrices),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         tokenizer=lambda: gguf_tokenizer.from_gguf(file),
-        generation=lambda tokenizer: _generation(file, tokenizer),
+        generation=lambda tokenizer: generation.of_gguf(file.path, file.metadata, tokenizer),
     )
 
 
@@ -261,17 +260,3 @@ def _in_halves(
         return ordered[first - low : first - low + count]
 
     return read_halves
-
-
-def _generation(file: GgufFile, tokenizer: Tokenizer) -> generation.GenerationConfig:
-    ids = []
-    for key in ("eos", "eot", "eom"):
-        value = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(value, int) and not isinstance(value, bool):
-            ids.append(value)
-    sampling = {
-        key: file.metadata[f"general.sampling.{stored}"]
-        for key, stored in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"))
-        if f"general.sampling.{stored}" in file.metadata
-    }
-    return generation.build(str(file.path), ids, sampling, tokenizer)

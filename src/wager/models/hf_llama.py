@@ -30,7 +30,6 @@ from wager.models.checkpoint import (
 )
 from wager.models.rope import llama3_factors
 from wager.models.safetensors_file import TensorInfo, read_directory, read_json
-from wager.models.tokenizer import Tokenizer
 from wager.ops.base import F32
 
 MAX_CONFIG: Final = 1 << 20
@@ -78,7 +77,7 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         quantised=False,
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         tokenizer=lambda: hf_tokenizer.from_directory(path),
-        generation=lambda tokenizer: _generation(path, raw, sampling, tokenizer),
+        generation=lambda tokenizer: generation.of_directory(path, raw, sampling, tokenizer),
     )
 
 
@@ -225,15 +224,3 @@ def _same(
     left: Callable[[int, int], F32], right: Callable[[int, int], F32], first: int, count: int
 ) -> bool:
     return bool(np.array_equal(left(first, count), right(first, count), equal_nan=True))
-
-
-def _generation(
-    path: Path, config: dict[str, Any], sampling: dict[str, Any], tokenizer: Tokenizer
-) -> generation.GenerationConfig:
-    stated = sampling.get("eos_token_id", config.get("eos_token_id"))
-    ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
-        raise CorruptFile(
-            f"{path}: eos_token_id is not a token id or a list of them: {quoted(stated)}"
-        )
-    return generation.build(str(path), ids, sampling, tokenizer)
