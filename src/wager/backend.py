@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from wager.arms import Arm
 from wager.config import SamplingParams
@@ -57,7 +57,9 @@ class Answer:
     came. ``chunks`` has one (time, tokens) pair per piece of the stream that carried text or
     tokens; its tokens are None where an engine does not tell them. ``counts`` is None where an
     engine does not say what speculation did for a single request. ``error`` is set where the
-    request failed: such an answer takes part in no figure but the number of errors.
+    request failed: such an answer takes part in no figure but the number of errors. ``notes`` are
+    doubts that the client had about it (a server's figures that cannot be right, events of the
+    stream that could not be read), in a sentence each.
     """
 
     prompt_id: str
@@ -73,6 +75,7 @@ class Answer:
     counts: DraftCounts | None = None
     logprobs: list[TokenLogprob] | None = None
     error: str | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class Counters:
 
     ``total_ms`` and ``draft_ms`` say where the time went, where an engine tells it.
     ``drafts`` counts the steps (of one request) that carried a draft. ``accepted_at[j]`` counts
-    the drafts whose position j was accepted.
+    the drafts whose position j was accepted. ``generated`` counts output tokens of all requests,
+    those of other clients included. ``resets`` is how often the counters were seen to start again.
     """
 
     total_ms: float | None = None
@@ -92,6 +96,39 @@ class Counters:
     accepted: int | None = None
     accepted_at: tuple[int, ...] | None = None
     preemptions: int | None = None
+    generated: int | None = None
+    resets: int = 0
+
+    def since(self, before: Counters) -> Counters:
+        """What was counted after ``before``. Not known where either side is not; nothing is known
+        once the counters started again in between (``resets`` of the result is then above 0)."""
+        resets = self.resets - before.resets
+        if resets:
+            return Counters(resets=resets)
+        found = {name: _less(getattr(self, name), getattr(before, name)) for name in _SUMS}
+        if any(value is not None and value < 0 for value in found.values()):
+            return Counters(resets=1)
+        at, at_before = self.accepted_at, before.accepted_at
+        if at_before is None and before.drafts == 0:
+            # Some engines show positions from the first draft on.
+            at_before = ()
+        if at is not None and at_before is not None:
+            padded = at_before + (0,) * (len(at) - len(at_before))
+            at = tuple(a - b for a, b in zip(at, padded, strict=False))
+            if len(padded) > len(at) or any(count < 0 for count in at):
+                return Counters(resets=1)
+        else:
+            at = None
+        return Counters(**found, accepted_at=at)
+
+
+_SUMS: Final = (
+    "total_ms", "draft_ms", "steps", "drafts", "drafted", "accepted", "preemptions", "generated",
+)  # fmt: skip
+
+
+def _less(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before
 
 
 @dataclass(slots=True)
