@@ -1,0 +1,71 @@
+"""Typed access to the keys of a config that may be spelt in several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from wager.errors import CorruptFile
+from wager.models.checkpoint import quoted
+
+MAX_VALUE: Final = 1 << 40
+
+
+class Fields:
+    """A JSON object or GGUF metadata; ``path`` is named in errors. Null counts as absent."""
+
+    def __init__(self, path: Path | str, raw: Mapping[str, Any]) -> None:
+        self.path = path
+        self.raw = raw
+
+    def get(self, *keys: str) -> Any:
+        """The first of these keys that is there, or None."""
+        return next((self.raw[key] for key in keys if self.raw.get(key) is not None), None)
+
+    def whole(self, *keys: str) -> int | None:
+        """A whole number from 0 on, or None where no key is there. Raises CorruptFile."""
+        for key in keys:
+            value = self.raw.get(key)
+            if value is not None:
+                return self.checked(key, value)
+        return None
+
+    def need(self, *keys: str) -> int:
+        """As `whole`; raises CorruptFile where no key is there or the number is 0."""
+        value = self.whole(*keys)
+        if not value:
+            raise CorruptFile(f"{self.path}: {keys[0]} is {'0' if value == 0 else 'missing'}")
+        return value
+
+    def checked(self, key: str, value: Any) -> int:
+        """``value`` as a whole number. Raises CorruptFile."""
+        # Some configs write whole numbers as 8192.0.
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VALUE:
+            raise CorruptFile(f"{self.path}: {key} is not a whole number: {quoted(value)}")
+        return value
+
+    def table(self, key: str) -> Fields:
+        """A nested object; empty where it is absent. Raises CorruptFile."""
+        value = self.get(key)
+        if value is None:
+            return Fields(self.path, {})
+        if not isinstance(value, Mapping):
+            raise CorruptFile(f"{self.path}: {key} is not an object: {quoted(value)}")
+        return Fields(self.path, value)
+
+    def items(self, *keys: str) -> list[Any] | None:
+        """A list, or None where no key is there or it is no list."""
+        value = self.get(*keys)
+        return list(value) if isinstance(value, list | tuple) else None
+
+    def wholes(self, key: str, count: int) -> list[int] | None:
+        """A list of at least ``count`` whole numbers, cut to that; None where it is no list."""
+        values = self.items(key)
+        if values is None:
+            return None
+        if len(values) < count:
+            raise CorruptFile(f"{self.path}: {key} has {len(values)} entries for {count} layers")
+        return [self.checked(key, value) for value in values[:count]]
