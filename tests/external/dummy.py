@@ -7,12 +7,10 @@ it: one in its own process group, one in a session of its own, each deaf to SIGT
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -56,7 +54,7 @@ def main() -> None:
         return REPLY
 
     time.sleep(0.05)
-    asyncio.run(Stub(script, port=args.port).serve(threading.Event()))
+    Stub(script, port=args.port).open().serve_forever()
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ Times are seconds since a request was read; the standard library only.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import select
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 DONE = "[DONE]"
@@ -68,13 +71,15 @@ class Stub:
 
     ``scripts`` are played one per POST, the last one again and again; a function gets the number
     of the POST and its body. ``pages`` are served one per GET of /metrics in the same way; None
-    is a 404. ``bodies`` and ``headers`` keep what was asked; ``closed`` counts replies that the
-    client left before their end.
+    is a 404. ``gets`` are further paths and the JSON they give. ``bodies``, ``paths`` and
+    ``headers`` keep what was posted; ``closed`` counts replies that the client left before their
+    end, ``most_open`` how many were open at once.
     """
 
     scripts: Sequence[Script] | Callable[[int, dict[str, Any]], Script] = ()
     pages: Sequence[str | None] = (None,)
     models: Sequence[str] = ("stub",)
+    owner: str = "stub"
     gets: dict[str, Any] = field(default_factory=dict)
     port: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -89,129 +94,124 @@ class Stub:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def open(self) -> _Server:
+        """The server, listening; `serve_forever` of it serves."""
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._server = _Server(("127.0.0.1", self.port), _Handler)
+        self._server.stub = self
+        self.port = self._server.server_address[1]
+        return self._server
+
     def __enter__(self) -> Stub:
-        up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.serve(up)), daemon=True)
+        serve = self.open().serve_forever
+        self._thread = threading.Thread(target=serve, args=(0.01,), daemon=True)
         self._thread.start()
-        assert up.wait(10)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(10)
+        self._end.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
-    async def serve(self, up: threading.Event) -> None:
-        """Serve until the context ends."""
-        self._loop = asyncio.get_running_loop()
-        self._end = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = server.sockets[0].getsockname()[1]
-        up.set()
-        await self._end.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def posted(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Script:
+        """Write down a POST; the script for it."""
+        with self._lock:
+            number = len(self.bodies)
+            self.bodies.append(body)
+            self.paths.append(path)
+            self.headers.append(headers)
+            if callable(self.scripts):
+                return self.scripts(number, body)
+            return self.scripts[min(number, len(self.scripts) - 1)]
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def play(self, script: Script, client: socket.socket) -> None:
+        """Send a stream's events, each at its time, until the end or until the client leaves."""
+        with self._lock:
+            self._open += 1
+            self.most_open = max(self.most_open, self._open)
+        began = time.perf_counter()
         try:
-            while await self._one(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+            for at, event in script.events:
+                if self._left_before(began + at, client):
+                    self.closed += 1
+                    return
+                data = _encoded(event)
+                client.sendall(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            if not script.cut:
+                client.sendall(b"0\r\n\r\n")
+        except ConnectionError:
+            self.closed += 1
         finally:
-            self._tasks.discard(task)
-            writer.close()
+            with self._lock:
+                self._open -= 1
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        first = await reader.readline()
-        if not first.strip():
-            return False
-        method, path, _ = first.decode().split()
-        headers = {}
-        while (line := (await reader.readline()).decode().strip()) != "":
-            name, _, value = line.partition(": ")
-            headers[name.lower()] = value
-        content = await reader.readexactly(int(headers.get("content-length", "0")))
-        if method == "GET":
-            status, body, kind = self._get(path)
-            _whole(writer, status, body, kind)
-            await writer.drain()
-            return True
-        number = len(self.bodies)
-        self.bodies.append(json.loads(content))
-        self.paths.append(path)
-        self.headers.append(headers)
-        script = self._script(number)
-        if script.body is not None or script.status != 200:
-            _whole(writer, script.status, script.body or "", script.content_type)
-            return True
-        self._open += 1
-        self.most_open = max(self.most_open, self._open)
-        try:
-            return await self._play(script, reader, writer)
-        finally:
-            self._open -= 1
-
-    def _script(self, number: int) -> Script:
-        if callable(self.scripts):
-            return self.scripts(number, self.bodies[number])
-        return self.scripts[min(number, len(self.scripts) - 1)]
-
-    async def _play(
-        self, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        began = self._loop.time()
-        gone = asyncio.ensure_future(reader.read(1))
-        writer.write(
-            f"HTTP/1.1 200 OK\r\ncontent-type: {script.content_type}\r\n"
-            "transfer-encoding: chunked\r\n\r\n".encode()
-        )
-        for at, event in script.events:
-            await asyncio.wait([gone], timeout=max(0.0, began + at - self._loop.time()))
-            if gone.done():
-                self.closed += 1
-                return False
-            data = _encoded(event)
-            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            await writer.drain()
-        if script.cut:
-            return False
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        # The next request's first byte may have been taken: end the connection after each stream.
-        gone.cancel()
+    def _left_before(self, due: float, client: socket.socket) -> bool:
+        """Wait until ``due``; True if the client leaves, or the stub ends, before."""
+        while (left := due - time.perf_counter()) > 0:
+            # Between two events of a stream a client sends nothing but its end.
+            if select.select([client], [], [], min(left, 0.05))[0] or self._end.is_set():
+                return True
         return False
 
-    def _get(self, path: str) -> tuple[int, str, str]:
+    def got(self, path: str) -> tuple[int, str, str]:
+        """Status, body and type of what a GET gives."""
         if path == "/metrics":
-            page = self.pages[min(self._pages_read, len(self.pages) - 1)]
-            self._pages_read += 1
+            with self._lock:
+                page = self.pages[min(self._pages_read, len(self.pages) - 1)]
+                self._pages_read += 1
             return (200, page, "text/plain") if page is not None else (404, "", "text/plain")
         if path == "/health":
             return 200, "", "text/plain"
-        if path == "/v1/models":
-            models = [{"id": name} for name in self.models]
-            return 200, json.dumps({"data": models}), "application/json"
-        if path in self.gets:
-            return 200, json.dumps(self.gets[path]), "application/json"
-        return 404, "", "text/plain"
+        found = self.gets.get(path)
+        if path == "/v1/models" and found is None:
+            found = {"data": [{"id": name, "owned_by": self.owner} for name in self.models]}
+        if found is None:
+            return 404, "", "text/plain"
+        return 200, json.dumps(found), "application/json"
+
+
+class _Server(ThreadingHTTPServer):
+    stub: Stub
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Events are small: each must leave at once.
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._whole(*self.server.stub.got(self.path))
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers["content-length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        script = self.server.stub.posted(self.path, headers, json.loads(content))
+        if script.body is not None or script.status != 200:
+            self._whole(script.status, script.body or "", script.content_type)
+            return
+        self.send_response(200)
+        self.send_header("content-type", script.content_type)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        self.server.stub.play(script, self.connection)
+        self.close_connection = script.cut or self.close_connection
+
+    def _whole(self, status: int, body: str, kind: str) -> None:
+        data = body.encode()
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: the log of an engine is something that tests read."""
 
 
 def _encoded(event: dict[str, Any] | str | bytes) -> bytes:
     if isinstance(event, bytes):
         return event
     return f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()
-
-
-def _whole(writer: asyncio.StreamWriter, status: int, body: str, kind: str) -> None:
-    data = body.encode()
-    writer.write(
-        f"HTTP/1.1 {status} OK\r\ncontent-type: {kind}\r\n"
-        f"content-length: {len(data)}\r\n\r\n".encode()
-        + data
-    )

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import accumulate, count, cycle
 from typing import Any, Final, Protocol
 
 import httpx2
@@ -143,7 +143,7 @@ class _Run:
             if self._load.clients is not None:
                 work = asyncio.gather(*(self._client() for _ in range(self._load.clients)))
             else:
-                work = asyncio.gather(*self._arrivals(self._load.rate or 0.0))
+                work = asyncio.gather(*self._arrivals())
             over: asyncio.Future[Any] = asyncio.ensure_future(self._over.wait())
             try:
                 await asyncio.wait([work, over], return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +162,7 @@ class _Run:
 
     async def _client(self) -> None:
         """One client of a closed loop. Goes on with uncounted requests until it is cancelled."""
-        while True:
+        while not self._over.is_set():
             if self._waiting:
                 await self._counted(self._waiting.popleft())
                 continue
@@ -171,13 +171,16 @@ class _Run:
                 # Nothing waits for this one: do not ask a server in trouble again and again.
                 await asyncio.sleep(_AFTER_FAILED_FILLER_S)
 
-    def _arrivals(self, rate: float) -> Iterator[Awaitable[None]]:
+    def _arrivals(self) -> list[Awaitable[None]]:
         """Each request at its own time, whatever became of those before it."""
-        random_ = random.Random(self._load.seed)
-        at = 0.0
-        while self._waiting:
-            yield self._later(at, self._waiting.popleft())
-            at += random_.expovariate(rate)
+        times = self.arrival_times(self._left)
+        return [self._later(at, ask) for at, ask in zip(times, self._waiting, strict=True)]
+
+    def arrival_times(self, number: int) -> list[float]:
+        """Seconds since the start; the gaps are those of a Poisson process."""
+        gaps = random.Random(self._load.seed)
+        rate = self._load.rate or 1.0
+        return [0.0, *accumulate(gaps.expovariate(rate) for _ in range(number - 1))]
 
     async def _later(self, at: float, ask: _Ask) -> None:
         await asyncio.sleep(at)

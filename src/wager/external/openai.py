@@ -96,6 +96,9 @@ def read(event: Mapping[str, Any], reply: Reply) -> None:
         if choice.get("finish_reason"):
             reply.finish_reason = choice["finish_reason"]
             reply.done = True
+    timings = event.get("timings")
+    if isinstance(timings, Mapping):
+        _read_timings(timings, reply)
 
 
 def _text(choice: Mapping[str, Any]) -> str:
@@ -126,6 +129,14 @@ def _newly_counted(usage: Mapping[str, Any], reply: Reply) -> int | None:
     if isinstance(details.get("cached_tokens"), int):
         reply.cached_tokens = details["cached_tokens"]
     return counted - before if isinstance(counted, int) and before is not None else None
+
+
+def _read_timings(timings: Mapping[str, Any], reply: Reply) -> None:
+    """llama-server's own figures; its count stands in where no usage came."""
+    if isinstance(timings.get("predicted_ms"), int | float):
+        reply.predicted_ms = timings["predicted_ms"]
+    if reply.server_tokens is None and isinstance(timings.get("predicted_n"), int):
+        reply.server_tokens = timings["predicted_n"]
 
 
 def _read_logprobs(given: Any, reply: Reply) -> None:
