@@ -101,9 +101,16 @@ def look_up(
 
 
 def _ask(names: Sequence[str], hub_id: str | None, api: Api) -> Lookup:
-    # Asked first because it takes a time limit, which the search does not.
-    info = api.model_info(hub_id or _PROBE_ID, timeout=_PROBE_SECONDS)
-    bases = _bases(info) if hub_id else ()
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    bases: tuple[Base, ...] = ()
+    try:
+        # Asked first because it takes a time limit, which the search does not.
+        info = api.model_info(hub_id or _PROBE_ID, timeout=_PROBE_SECONDS)
+        bases = _bases(info) if hub_id else ()
+    except RepositoryNotFoundError:
+        # An answer too: a mirror need not hold everything.
+        pass
     queries = _queries([*([hub_id] if hub_id else names), *(base for base, _ in bases)])
     found: dict[str, Head] = {}
     for query in queries:
