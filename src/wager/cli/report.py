@@ -1,0 +1,56 @@
+"""`wager report`: a page, or Markdown for a ticket, from what `wager bench --json` wrote."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wager.errors import ConfigError
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN.json...", help="Files of wager bench --json; several: one page."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                 help="Where to write; - for standard output. Default: RUN.html beside the first "
+                      "file; Markdown goes to standard output."),
+]  # fmt: skip
+Markdown = Annotated[
+    bool, typer.Option("--markdown", help="Markdown instead of a page, for a ticket.")
+]
+
+
+def report(files: Files, output: Output = None, markdown: Markdown = False) -> None:
+    """Show a measurement as one self-contained page of HTML, or as Markdown."""
+    from wager.bench import markdown as text
+    from wager.bench import page
+    from wager.bench.page_file import read_report
+
+    runs = page.named(files, [read_report(file) for file in files])
+    written = text.render(runs) if markdown else page.render(runs)
+    if output is None and not markdown:
+        output = files[0].with_suffix(".html")
+    if output is None or str(output) == "-":
+        sys.stdout.write(written)
+        return
+    if any(output.absolute() == file.absolute() for file in files):
+        raise ConfigError(f"output: {output} is the measurement itself; name another file")
+    _write(written, output)
+    typer.echo(f"wrote {output}")
+
+
+def _write(text: str, path: Path) -> None:
+    from wager.models.paths import replacing
+
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"output: {path} is not a file in an existing directory")
+    try:
+        with replacing(path) as file:
+            file.write(text.encode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"output: cannot write {path}: {error.strerror}") from error
