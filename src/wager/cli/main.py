@@ -14,7 +14,7 @@ from wager import __version__
 from wager.cli.status import INTERRUPTED, USER_ERROR
 from wager.errors import WagerError
 
-VERBS: Final = ("pull", "ls", "rm", "run", "bench", "report", "methods", "replay")
+VERBS: Final = ("pull", "ls", "rm", "run", "bench", "report", "methods", "replay", "translate")
 """In the order of `wager --help`; verb v is the function v of module wager.cli.v."""
 
 
@@ -38,7 +38,10 @@ def build() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_wager)
     for verb in VERBS:
-        app.command(verb)(getattr(import_module(f"wager.cli.{verb}"), verb))
+        module = import_module(f"wager.cli.{verb}")
+        # A verb that takes another command's options says so in CONTEXT.
+        settings = getattr(module, "CONTEXT", None)
+        app.command(verb, context_settings=settings)(getattr(module, verb))
     return app
 
 

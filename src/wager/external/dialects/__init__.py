@@ -11,7 +11,7 @@ from typing import Final, cast
 from wager.errors import ConfigError
 from wager.external.dialects.base import Dialect
 
-ENGINES: Final = ("vllm", "llamacpp")
+ENGINES: Final = ("vllm", "llamacpp", "sglang", "ollama", "own")
 """In the order in which people are shown them."""
 
 

@@ -9,6 +9,7 @@ from wager.errors import ConfigError
 from wager.external.dialects import llamacpp_table as table
 from wager.external.dialects import vllm_table
 from wager.external.dialects.base import Written
+from wager.external.dialects.llamacpp_read import read
 from wager.external.dialects.names import owner
 from wager.external.dialects.options import (
     CACHE_DRAFT,
@@ -20,6 +21,8 @@ from wager.external.dialects.options import (
     is_gguf,
     is_hub_id,
 )
+
+__all__ = ["ENGINE", "VERSION", "read", "write"]
 
 ENGINE: Final = "llamacpp"
 VERSION: Final = "b11434"

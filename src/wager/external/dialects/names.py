@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from wager.external.dialects import llamacpp_table, vllm_table
+from wager.external.dialects import llamacpp_table, ollama_table, sglang_table, vllm_table
+from wager.external.dialects.base import Option
 
-_KEYS: Final = {
-    "vllm": {o.key for o in vllm_table.KEYS if o.key},
-    "llamacpp": {o.key for o in llamacpp_table.OPTIONS if o.key},
-    "own": {"match", "cyclic", "verify", "controller", "loss_budget"},
+GENERAL: Final = frozenset({"target", "host", "port"})
+"""What every server has an option for, under names that say nothing about the engine."""
+
+FLAGS: Final[dict[str, tuple[Option, ...]]] = {
+    "vllm": vllm_table.FLAGS,
+    "llamacpp": llamacpp_table.OPTIONS,
+    "sglang": sglang_table.OPTIONS + sglang_table.VARIABLES,
+    "own": (Option(("--speculative-config", "-sc"), "", "speculative_config", "json"),),
+}
+"""The options of each engine's command line, and its environment variables."""
+
+_OWN_KEYS: Final = ("match", "cyclic", "verify", "controller", "loss_budget")
+_KEYS: Final[dict[str, set[str | None]]] = {
+    "vllm": {o.key for o in vllm_table.KEYS},
+    "llamacpp": {o.key for o in llamacpp_table.OPTIONS},
+    "sglang": {o.key for o in sglang_table.OPTIONS},
+    "ollama": {o.key for o in ollama_table.LINES},
+    "own": set(_OWN_KEYS),
 }
 
 
@@ -22,3 +37,31 @@ def owner(key: str) -> str | None:
         if key in keys:
             return engine
     return None
+
+
+def spelled(name: str, engine: str) -> Option | None:
+    """The option that ``engine`` spells ``name`` on its command line."""
+    return _SPELLINGS[engine].get(name) if engine in _SPELLINGS else None
+
+
+def elsewhere(name: str, engine: str) -> tuple[str, Option] | None:
+    """The other engine, and its option, for a speculation option that ``engine`` does not have."""
+    for other, options in _SPELLINGS.items():
+        option = options.get(name)
+        if other != engine and option is not None and option.key not in GENERAL:
+            return other, option
+    return None
+
+
+def canonical(method: str) -> str:
+    """vLLM's name for a method that llama.cpp or SGLang call something else; else as it is."""
+    algorithm = sglang_table.ALGORITHMS.get(method)
+    return algorithm[0] if algorithm else llamacpp_table.TO_CANONICAL.get(method, method)
+
+
+def _by_spelling(options: tuple[Option, ...]) -> dict[str, Option]:
+    table = {name: option for option in options for name in option.names}
+    return table | {o.variable: o for o in options if o.variable is not None}
+
+
+_SPELLINGS: Final = {engine: _by_spelling(options) for engine, options in FLAGS.items()}

@@ -38,6 +38,14 @@ class Options:
         self.notes: list[str] = []
         self._left = {key.replace("-", "_"): v for key, v in speculation.options.items()}
 
+    def alone(self) -> None:
+        """Raises ConfigError for a list of methods, which only llama.cpp takes."""
+        if "," in self.method:
+            raise ConfigError(
+                f"{self.method}: {TITLES[self.engine]} runs one method at a time, only llama.cpp "
+                "takes a list; choose one"
+            )
+
     def take(self, key: str, default: Any = None) -> Any:
         """The value as it is; ``default`` where it is absent or null."""
         value = self._left.pop(key, None)

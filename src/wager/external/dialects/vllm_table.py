@@ -159,7 +159,7 @@ KEYS: Final[tuple[Option, ...]] = (
     Option(
         ("disable_by_batch_size",),
         "no drafts at or above this many requests",
-        None,
+        "disable_by_batch_size",
         "whole",
         f"{_GONE}; a schedule takes its place: num_speculative_tokens_per_batch_size",
         "error",
@@ -344,5 +344,5 @@ NEEDS_MODEL: Final = frozenset(
 )
 """Methods that do not start without `model`."""
 
-OWN_LENGTH: Final = frozenset({"mtp", "dspark", "suffix"})
-"""Methods for which num_speculative_tokens may be left out."""
+OWN_LENGTH: Final = frozenset({"mtp", "dspark"})
+"""Methods that take the draft length from the drafter's config, where `model` names one."""
