@@ -68,6 +68,7 @@ class ServerBackend:
             check_template(options.engine_command)
         self._process: EngineProcess | None = None
         self._url = ""
+        self.port = 0
         self._scratch: Path | None = None
         self._keep_scratch = False
         self._starts = count(1)
@@ -143,9 +144,9 @@ class ServerBackend:
     def _launch(self, arm: Arm) -> EngineProcess:
         """Start and wait until it is ready; again on another port if a stranger took it."""
         for last in (False,) * (_PORT_TRIES - 1) + (True,):
-            port = free_port(self.options.host)
-            self._url = f"http://{_reachable(self.options.host)}:{port}"
-            self._process = process = self._run(arm, port)
+            self.port = free_port(self.options.host)
+            self._url = f"http://{_reachable(self.options.host)}:{self.port}"
+            self._process = process = self._run(arm, self.port)
             try:
                 process.wait_ready(self._ready, self.options.start_timeout_s)
             except EngineError:
@@ -231,6 +232,16 @@ class ServerBackend:
         """See `wager.backend.Backend.counters`."""
         status, text = self.get(self.metrics_path())
         return self._reader.read(text) if status == 200 else Counters()
+
+    @property
+    def session(self) -> int | None:
+        """The number of the session that the engine's processes run in, while it runs."""
+        return self._process.session if self._process is not None else None
+
+    @property
+    def log_path(self) -> Path | None:
+        """The log of the running engine."""
+        return self._process.log if self._process is not None else None
 
     def log_text(self) -> str:
         """All that the running engine has written so far."""
