@@ -26,6 +26,8 @@ REPLY = Script(
     ]
 )
 
+SLOW = Script([(0.0, text("0 ", ids=[0])), (60.0, DONE)])
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--children", type=Path, help="file for the numbers of two deaf children")
     parser.add_argument("--fail", help="say this and end at once with status 3")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    parser.add_argument("--slow", action="store_true", help="take a minute for a reply")
     parser.add_argument("--die-at", type=int, help="end with status 4 at this POST")
     args, rest = parser.parse_known_args()
     print("arguments:", *rest, flush=True)
@@ -51,7 +54,7 @@ def main() -> None:
         if number == args.die_at:
             print("the dummy dies as it was told to", flush=True)
             os._exit(4)
-        return REPLY
+        return SLOW if args.slow else REPLY
 
     time.sleep(0.05)
     Stub(script, port=args.port).open().serve_forever()

@@ -12,7 +12,7 @@ from wager.backend import Answer, Prompt
 from wager.config import SamplingParams
 from wager.errors import ConfigError
 from wager.external import openai
-from wager.external.reply import Reply
+from wager.external.reply import Reply, ReplyError
 from wager.types import TokenLogprob
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -112,6 +112,12 @@ def test_logprobs_without_ids_are_not_half_kept() -> None:
         given = {"tokens": [token], "token_logprobs": [-0.5]}
         openai.read({"choices": [{"text": "x", "logprobs": given}]}, reply)
     assert reply.logprobs is None
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_reply_that_the_server_gave_up(reason: str) -> None:
+    with pytest.raises(ReplyError, match=f"ended the reply: {reason}"):
+        openai.read({"choices": [{"text": "x", "finish_reason": reason}]}, Reply(prompt()))
 
 
 def test_another_choice_is_not_read() -> None:

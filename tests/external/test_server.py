@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +131,36 @@ def test_an_engine_that_dies_while_it_is_asked(backend: DummyBackend) -> None:
     with pytest.raises(EngineError, match=r"status 4 while it was asked.*as it was told to"):
         list(answers)
     backend.stop()
+
+
+ASKING = """
+import sys
+from tests.external import test_server as t
+backend = t.DummyBackend("m", t.options())
+backend.extra = ("--slow",)
+backend.start(t.PLAIN)
+print(backend.session, flush=True)
+try:
+    list(backend.stream(t.prompts(2), t.Load(clients=2)))
+except KeyboardInterrupt:
+    backend.close()
+    sys.exit(130)
+"""
+
+
+def test_an_interrupt_ends_a_run_in_the_middle_of_a_reply() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKING],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        session = int(process.stdout.readline())
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert not [f for f in watchdog.processes().values() if f.session == session]
 
 
 def test_logs_go_where_they_are_wanted(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from wager.external.openai import error_text
 from wager.external.reply import Reply, ReplyError
 
 _CONNECT_S: Final = 10.0
+_IDLE_S: Final = 2.0
 _ERROR_BYTES: Final = 64 * 1024
 _ERROR_CHARACTERS: Final = 300
 _AFTER_FAILED_FILLER_S: Final = 0.2
@@ -55,11 +56,13 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. ``timeout_s`` bounds one request from first to last byte."""
+    """Where requests go. ``timeout_s`` bounds one request from first to last byte; ``proxies``
+    says whether those of the environment are used."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
+    proxies: bool = False
 
 
 def stream(wire: Wire, target: Target, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:
@@ -74,11 +77,6 @@ def stream(wire: Wire, target: Target, prompts: Sequence[Prompt], load: Load) ->
     # Made here, in the caller's thread: a prompt that cannot be asked is its error.
     bodies = [_Ask(prompt, *wire.request(prompt)) for prompt in prompts]
     return _Run(wire, target, bodies, load).answers()
-
-
-def is_local(url: str) -> bool:
-    """Whether the address is this machine, where a proxy of the environment has no say."""
-    return httpx2.URL(url).host in ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +130,11 @@ class _Run:
         if not self._left:
             return
         client = httpx2.AsyncClient(
-            trust_env=not is_local(self._target.url),
+            trust_env=self._target.proxies,
             headers={"accept-encoding": "identity", **self._target.headers},
             timeout=httpx2.Timeout(self._target.timeout_s, connect=_CONNECT_S, pool=None),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            # Servers close connections that idle; one that is about to be closed is not reused.
+            limits=httpx2.Limits(None, None, keepalive_expiry=_IDLE_S),
         )
         async with client as self._http:
             await self._load_libraries()

@@ -18,6 +18,7 @@ from wager.types import TokenLogprob
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+_FAILED: Final = ("abort", "error")
 _ID_PREFIX: Final = "token_id:"
 
 
@@ -93,6 +94,8 @@ def read(event: Mapping[str, Any], reply: Reply) -> None:
             continue
         _read_logprobs(choice.get("logprobs"), reply)
         reply.take(_text(choice), choice.get("token_ids"), tokens)
+        if choice.get("finish_reason") in _FAILED:
+            raise ReplyError(f"the server ended the reply: {choice['finish_reason']}")
         if choice.get("finish_reason"):
             reply.finish_reason = choice["finish_reason"]
             reply.done = True

@@ -98,7 +98,9 @@ class UrlBackend:
 
     def stream(self, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:
         """See `wager.backend.Backend.stream`."""
-        target = client.Target(self._url, self._headers(), self.options.request_timeout_s)
+        target = client.Target(
+            self._url, self._headers(), self.options.request_timeout_s, not _is_local(self._url)
+        )
         return client.stream(self, target, prompts, load)
 
     def request(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
@@ -151,7 +153,7 @@ class UrlBackend:
     def _get(self, url: str) -> httpx2.Response:
         try:
             return httpx2.get(
-                url, headers=self._headers(), timeout=_GET_S, trust_env=not client.is_local(url)
+                url, headers=self._headers(), timeout=_GET_S, trust_env=not _is_local(url)
             )
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise EngineError(f"url: {url} gave no answer: {error}") from error
@@ -218,6 +220,11 @@ def _base(url: str | None) -> str | None:
         return None
     whole = url if "://" in url else f"http://{url}"
     return whole.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _is_local(url: str) -> bool:
+    """Whether the address is this machine, where a proxy of the environment has no say."""
+    return httpx2.URL(url).host in ("127.0.0.1", "localhost", "::1")
 
 
 def _list(names: Mapping[str, Any]) -> str:
