@@ -134,7 +134,7 @@ class _Run:
             headers={"accept-encoding": "identity", **self._target.headers},
             timeout=httpx2.Timeout(self._target.timeout_s, connect=_CONNECT_S, pool=None),
             # Servers close connections that idle; one that is about to be closed is not reused.
-            limits=httpx2.Limits(None, None, keepalive_expiry=_IDLE_S),
+            limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
         )
         async with client as self._http:
             await self._load_libraries()
