@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from tests.tiny import write_tiny_hf
 from wager.bench.methods import Found, Way
 from wager.errors import ModelError
-from wager.models.facts import LayerCache, ModelFacts
+from wager.models.facts import LayerCache, ModelFacts, read_facts
+
+
+@cache
+def _tiny() -> ModelFacts:
+    """Facts of real files, for whatever the tests here do not set."""
+    with tempfile.TemporaryDirectory() as directory:
+        return read_facts(str(write_tiny_hf(Path(directory) / "tiny")))
 
 
 def facts(name: str = "Qwen/Qwen3-8B", **changes: Any) -> ModelFacts:
-    made = ModelFacts(
-        name=name, source="hub", location=f"{name}@abc", architecture="Qwen3ForCausalLM",
-        model_type="qwen3", num_layers=36, hidden_size=4096, intermediate_size=12288, num_heads=32,
-        num_kv_heads=8, head_dim=128, vocab_size=151936, max_context=40960, tied_head=False,
-        dtype="BF16", quantisation=None, model_dtype="bfloat16", parameters=8_190_735_360,
-        weight_bytes=16_381_470_720, kv_layers=(LayerCache("full", 2 * 8 * 128, 8),) * 36,
-        experts=None, experts_per_token=None, mtp_layers=0, tokenizer_hash="qwen", tensors=(),
-        speculative=None,
+    made = replace(
+        _tiny(), name=name, source="hub", location=f"{name}@abc", architecture="Qwen3ForCausalLM",
+        hidden_size=4096, vocab_size=151936, parameters=8_190_735_360, weight_bytes=16_381_470_720,
+        kv_layers=(LayerCache("full", 2 * 8 * 128, 8),) * 36, tokenizer_hash="qwen", tensors=(),
     )  # fmt: skip
     return replace(made, **changes)
 

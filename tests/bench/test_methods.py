@@ -13,7 +13,8 @@ from tests.tiny import write_tiny_hf
 from wager.arms import Speculation
 from wager.bench.methods import find
 from wager.bench.methods_engines import Target, engines, known_engine
-from wager.bench.methods_pairs import Adds
+from wager.bench.methods_heads import KINDS, Head, heads
+from wager.bench.methods_pairs import Adds, Draft, speculation_of
 from wager.bench.methods_report import count, size
 from wager.errors import ConfigError
 from wager.models.facts import TensorFact
@@ -21,14 +22,15 @@ from wager.models.facts import TensorFact
 
 def test_ngram_and_suffix_always() -> None:
     found = find("org/Nobody-1B", read=reader(facts("org/Nobody-1B")), hub=False)
-    assert [way.kind for way in found.ways] == ["ngram", "suffix"]
+    assert [way.kind for way in found.ways] == ["ngram", "ngram-mod", "suffix"]
     assert all(way.adds == Adds(0, 0.0) and way.drafter is None for way in found.ways)
     assert command(found.ways[0], "vllm") == (
         "vllm serve org/Nobody-1B --speculative-config "
         '\'{"method":"ngram","num_speculative_tokens":8,"prompt_lookup_min":2,'
         '"prompt_lookup_max":5}\''
     )
-    assert [run.engine for run in found.ways[1].runs if run.engine != "own"] == ["vllm"]
+    assert [run.engine for run in found.ways[1].runs] == ["llamacpp"]
+    assert [run.engine for run in found.ways[2].runs if run.engine != "own"] == ["vllm"]
     assert "not looked up on the hub: offline" in found.notes
 
 
@@ -88,11 +90,35 @@ def test_mtp_that_these_files_have_lost() -> None:
     model = facts("unsloth/GLM-4.5-GGUF")
     found = find(model.name, read=reader(model), hub=False)
     assert not ways(found, "mtp")
-    assert any("zai-org/GLM-4.5 has layers for multi-token" in note for note in found.notes)
+    assert any("zai-org/GLM-4.5 has layers of its own for mtp" in note for note in found.notes)
     kept = facts("zai-org/GLM-4.5", mtp_layers=1)
     found = find(kept.name, read=reader(kept), hub=False)
     assert len(ways(found, "mtp")) == 1
-    assert not any("multi-token" in note for note in found.notes)
+    assert not any("of its own" in note for note in found.notes)
+
+
+def test_what_is_part_of_a_target_is_not_part_of_another_tuning() -> None:
+    mtp = facts("deepseek-ai/DeepSeek-V4-Flash", mtp_layers=1)
+    kinds = [way.kind for way in find(mtp.name, read=reader(mtp), hub=False).ways]
+    assert ("mtp" in kinds, "dspark" in kinds) == (True, False)
+    dspark = facts("deepseek-ai/DeepSeek-V4-Flash-0731", mtp_layers=3)
+    found = find(dspark.name, read=reader(dspark), hub=False)
+    kinds = [way.kind for way in found.ways]
+    assert ("mtp" in kinds, "dspark" in kinds) == (False, True)
+    assert ways(found, "dspark")[0].origin == "built in"
+
+
+@pytest.mark.parametrize(
+    "head", heads(), ids=lambda head: f"{head.kind}:{head.head or head.target}"
+)
+def test_every_pair_of_the_list_has_a_command(head: Head) -> None:
+    target = facts(head.target, mtp_layers=1)
+    found = find(head.target, read=reader(target), hub=False)
+    way = next(w for w in found.ways if (w.kind, w.drafter) == (head.kind, head.head))
+    config = json.loads(command(way, "vllm").rpartition("--speculative-config ")[2].strip("'"))
+    assert config["method"] == way.method
+    assert config.get("model") == head.head
+    assert config["num_speculative_tokens"] >= 1
 
 
 def test_smaller_models_of_the_family() -> None:
@@ -125,7 +151,7 @@ def test_candidates(tmp_path: Path) -> None:
     assert way.adds is not None
     assert way.adds.weight_bytes > 0
     assert any("has the target's tokenizer" in note for note in way.notes)
-    assert any("100% of the target's parameters" in note for note in way.notes)
+    assert any("its weights are 100% of the target's" in note for note in way.notes)
     assert f"vllm serve {target}" in command(way, "vllm")
 
 
@@ -179,12 +205,49 @@ def test_a_gguf_target() -> None:
         assert by_engine[engine].needs == "Hugging Face layout"
 
 
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("org/m-GGUF:Q4_K_M", "llama-server -hf org/m-GGUF:Q4_K_M --spec-type"),
+        ("org/m-GGUF/m-Q4_0.gguf", "llama-server -hf org/m-GGUF -hff m-Q4_0.gguf --spec-type"),
+    ],
+)
+def test_a_gguf_target_on_the_hub(name: str, start: str) -> None:
+    target = Target(name, name, gguf=True, hub=True)
+    runs = engines("mtp", Speculation("mtp", {"num_speculative_tokens": 1}), target)
+    by_engine = {run.engine: run.command or "" for run in runs}
+    assert by_engine["llamacpp"].startswith(start)
+    assert by_engine["ollama"] == f"FROM hf.co/{name}\nPARAMETER draft_num_predict 1"
+
+
+def test_a_gguf_drafter() -> None:
+    options = {"model": "d-Q8_0.gguf", "num_speculative_tokens": 4}
+    runs = engines("draft_model", Speculation("draft_model", options), Target("a/b", "a/b", False))
+    needs = {run.engine: run.needs for run in runs if run.command is None}
+    assert needs["vllm"] == needs["transformers"] == "Hugging Face layout"
+    llama = next(run.command for run in runs if run.engine == "llamacpp")
+    assert llama is not None
+    assert "-m b.gguf " in llama
+    assert "--spec-draft-model d-Q8_0.gguf" in llama
+
+
 def test_an_assistant_that_is_a_model_of_its_own() -> None:
     found = find("google/gemma-4-E2B-it", read=reader(facts("google/gemma-4-E2B-it")), api=Hub())
     (way,) = ways(found, "mtp")
     assert way.drafter == "google/gemma-4-E2B-it-assistant"
     assert '"model":"google/gemma-4-E2B-it-assistant"' in command(way, "vllm")
     assert "assistant_model=" in command(way, "transformers")
+
+
+def test_the_page_says_which_engine_runs_which_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z0-9_]+)` \| ([^|]+) \| [^|]*\|$", page, re.MULTILINE)
+    written = {kind: titles.strip().split(", ") for kind, titles in rows}
+    assert set(written) == {"ngram", "suffix", "draft_model", *KINDS}
+    for kind, titles in written.items():
+        draft = Draft(kind, None if kind in ("ngram", "suffix", "mtp") else "org/drafter", "list")
+        runs = engines(kind, speculation_of(draft, None, facts()), Target("a/b", "a/b", gguf=False))
+        assert [run.title for run in runs] == titles, kind
 
 
 def test_unknown_engine() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -94,6 +97,26 @@ def test_every_source_is_a_page_of_a_host() -> None:
 def test_families_name_a_model_once() -> None:
     ids = [model.id.lower() for family in families() for model in family.models]
     assert len(ids) == len(set(ids))
+
+
+def test_the_page_lists_what_the_package_knows() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w.-]+/[\w.-]+) \| (.+) \|$", page, re.MULTILINE)
+    expected: dict[str, Counter[str]] = {}
+    for head in heads():
+        expected.setdefault(head.target, Counter())[head.kind] += 1
+    assert f"heads for {len(expected)} targets" in page
+    written = {
+        target: Counter(
+            {
+                found[1]: int(found[2] or 1)
+                for part in kinds.split(", ")
+                if (found := re.fullmatch(r"(\w+)(?: \((\d+)\))?", part))
+            }
+        )
+        for target, kinds in rows
+    }
+    assert written == expected
 
 
 # Names

@@ -51,6 +51,7 @@ SCHEMA = exactly(
         name=TEXT, source={"enum": ["gguf", "directory", "hub"]}, location=TEXT, architecture=TEXT,
         parameters=BYTES, weight_bytes=BYTES, kv_bytes_per_token=BYTES, mtp_layers=BYTES,
     ),
+    hub_asked={"type": "boolean"},
     methods=array(exactly(
         kind=TEXT, method=TEXT, drafter=TEXT_OR_NULL, origin=TEXT, source=TEXT_OR_NULL,
         adds={"anyOf": [ADDS, {"type": "null"}]}, runs=array(RUNS), notes=array(TEXT),
@@ -75,15 +76,21 @@ def found(capsys: Capture, *arguments: str) -> Any:
 def test_json(tiny_path: Path, tmp_path: Path, capsys: Capture) -> None:
     same = write_tiny_hf(tmp_path / "same", seed=3)
     out = found(capsys, str(tiny_path), "--candidates", str(same))
-    assert [way["kind"] for way in out["methods"]] == ["ngram", "suffix", "draft_model"]
+    assert [way["kind"] for way in out["methods"]] == [
+        "ngram",
+        "ngram-mod",
+        "suffix",
+        "draft_model",
+    ]
     assert out["methods"][0]["adds"] == {"weight_bytes": 0, "kv_bytes_per_token": 0.0}
-    assert out["methods"][2]["adds"]["weight_bytes"] > 0
+    assert out["methods"][3]["adds"]["weight_bytes"] > 0
     assert out["target"]["mtp_layers"] == 0
+    assert out["hub_asked"] is False
 
 
 def test_one_engine_only(tiny_path: Path, capsys: Capture) -> None:
     out = found(capsys, str(tiny_path), "--engine", "llamacpp")
-    assert [way["kind"] for way in out["methods"]] == ["ngram"]
+    assert [way["kind"] for way in out["methods"]] == ["ngram", "ngram-mod"]
     assert {run["engine"] for way in out["methods"] for run in way["runs"]} == {"llamacpp"}
 
 

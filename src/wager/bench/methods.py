@@ -63,9 +63,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Everything for one target. ``notes`` are about the list as a whole."""
+    """Everything for one target. ``notes`` are about the list as a whole; ``hub_asked`` says that
+    the hub was searched and answered."""
 
     target: ModelFacts
+    hub_asked: bool
     names: tuple[str, ...]
     ways: tuple[Way, ...]
     refused: tuple[Refused, ...]
@@ -116,7 +118,7 @@ def find(
         notes.append(f"wager's own engine is left out: {target.refusal}")
     if lookup.missed is not None:
         notes.append(lookup.missed)
-    return Found(facts, names, tuple(ways), tuple(refused), tuple(notes))
+    return Found(facts, lookup.missed is None, names, tuple(ways), tuple(refused), tuple(notes))
 
 
 def target_names(model: str, facts: ModelFacts) -> tuple[str, ...]:
@@ -141,7 +143,7 @@ def _hub_id(facts: ModelFacts) -> str | None:
 def _target(model: str, facts: ModelFacts) -> Target:
     if facts.source == "hub":
         refusal = "it loads files on this machine, and this is a name on the hub"
-        return Target(model, model, ".gguf" in facts.name, refusal)
+        return Target(model, model, ".gguf" in facts.name, refusal, hub=True)
     return Target(model, facts.location, facts.source == "gguf", own_refusal(facts.location))
 
 
@@ -149,20 +151,25 @@ def _drafts(
     facts: ModelFacts, names: Sequence[str], lookup: methods_hub.Lookup
 ) -> tuple[list[Draft], list[str]]:
     """Every way but the candidates, and what is to be said about the list as a whole."""
-    drafts = [Draft("ngram", None, "always"), Draft("suffix", None, "always")]
+    drafts = [Draft(kind, None, "always") for kind in ("ngram", "ngram-mod", "suffix")]
     notes: list[str] = []
-    if facts.mtp_layers:
+    matched = matching_heads(names)
+    # Another tuning of a target may have lost or renewed what is part of it.
+    inside = {h.kind: h for h, match in matched if h.head is None and match != "tuning"}
+    if facts.mtp_layers and "dspark" not in inside:
         drafts.append(Draft("mtp", None, "built in"))
-    for head, match in matching_heads(names):
-        if head.kind == "mtp" and head.head is None:
-            if not facts.mtp_layers:
-                notes.append(
-                    f"{head.target} has layers for multi-token prediction, but these files hold "
-                    f"none ({head.source})"
-                )
-            continue
-        notes_of = tuple(n for n in (head.note, _trained_for(head, match)) if n is not None)
-        drafts.append(Draft(head.kind, head.head, "list", head.source, notes_of))
+    for kind, head in inside.items():
+        if not facts.mtp_layers:
+            notes.append(
+                f"{head.target} has layers of its own for {kind}, but these files hold none "
+                f"({head.source})"
+            )
+        elif kind != "mtp":
+            drafts.append(Draft(kind, None, "built in", head.source))
+    for head, match in matched:
+        if head.head is not None:
+            said = tuple(n for n in (head.note, _made_for(head, match)) if n is not None)
+            drafts.append(Draft(head.kind, head.head, "list", head.source, said))
     listed = {draft.name.lower() for draft in drafts if draft.name}
     for head in lookup.heads:
         if head.head is not None and head.head.lower() not in listed:
@@ -171,7 +178,7 @@ def _drafts(
     return drafts + _family(facts, names), notes
 
 
-def _trained_for(head: Head, match: Match) -> str | None:
+def _made_for(head: Head, match: Match) -> str | None:
     if match == "copy":
         return f"made for {head.target}; by its name this target holds the same weights"
     if match == "tuning":

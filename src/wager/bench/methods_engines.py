@@ -23,7 +23,8 @@ TRANSFORMERS_VERSION: Final = "5.24"
 HF_LAYOUT: Final = "Hugging Face layout"
 
 # P-EAGLE and DFlash2 go by the method of the older kind; no other engine is known to load them.
-_ONLY: Final = {"peagle": "vllm", "dflash2": "vllm"}
+# ngram-mod is llama.cpp's own; for another engine it would become the ngram that is listed anyway.
+_ONLY: Final = {"peagle": "vllm", "dflash2": "vllm", "ngram-mod": "llamacpp"}
 _START: Final[Mapping[str, tuple[str, ...]]] = {
     "own": ("wager", "run"),
     "vllm": ("vllm", "serve"),
@@ -52,6 +53,7 @@ class Target:
     path: str
     gguf: bool
     refusal: str | None = None
+    hub: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,14 @@ def _runs(engine: str, speculation: Speculation, target: Target) -> Runs | None:
     if engine == OWN and (OWN not in ENGINES or target.refusal is not None):
         return None
     written_for, notes = speculation, list[str]()
+    model = speculation.options.get("model")
+    gguf = target.gguf or (isinstance(model, str) and is_gguf(model))
     if engine in _READS_GGUF_ONLY:
         written_for, notes = _converted(speculation)
+    elif gguf and engine not in _READS_GGUF and isinstance(model, str):
+        # Only whether the method exists is asked: no command comes of it.
+        options = {**speculation.options, "model": model.removesuffix(".gguf")}
+        written_for = Speculation(speculation.method, options)
     speaker = dialect(engine)
     try:
         written = speaker.write(written_for)
@@ -108,18 +116,29 @@ def _runs(engine: str, speculation: Speculation, target: Target) -> Runs | None:
         return None
     notes = [*written.notes, *notes]
     name, version = target.path, speaker.VERSION or None
-    if target.gguf and engine not in _READS_GGUF:
+    if gguf and engine not in _READS_GGUF:
         return Runs(engine, TITLES[engine], version, None, tuple(notes), HF_LAYOUT)
     if engine in _READS_GGUF_ONLY and not target.gguf:
         name = _gguf_name(name)
         notes.append(f"{name}: the model converted with llama.cpp's convert_hf_to_gguf.py")
+    on_hub = target.hub and target.gguf
     if engine in _START:
         start = (*_START[engine], target.name if engine == OWN else name)
+        if engine == "llamacpp" and on_hub:
+            start = ("llama-server", *_llama_hub(name))
         command = shlex.join((*start, *written.arguments))
     else:
         # A Modelfile is no command: its lines are given as they are.
-        command = "\n".join((f"FROM {name}", *written.lines))
+        command = "\n".join((f"FROM {'hf.co/' if on_hub else ''}{name}", *written.lines))
     return Runs(engine, TITLES[engine], version, command, tuple(notes))
+
+
+def _llama_hub(name: str) -> tuple[str, ...]:
+    """llama-server's options for ``org/name[:QUANT]`` or ``org/name/file.gguf``."""
+    parts = name.split("/", 2)
+    if len(parts) == 3:
+        return ("-hf", "/".join(parts[:2]), "-hff", parts[2])
+    return ("-hf", name)
 
 
 def _converted(speculation: Speculation) -> tuple[Speculation, list[str]]:

@@ -11,7 +11,7 @@ from wager.models.facts import ModelFacts
 Origin: TypeAlias = Literal["always", "built in", "list", "hub", "family", "candidate"]
 
 SMALLER: Final = 0.5
-"""A draft model should have less than this share of the target's parameters."""
+"""A draft model should be less than this share of the target."""
 
 # Draft lengths to start with, where neither the head's config nor the engine says one; `wager tune`
 # finds the best. The n-gram bounds are those of `wager bench`.
@@ -50,6 +50,9 @@ def speculation_of(draft: Draft, known: ModelFacts | None, target: ModelFacts) -
     options: dict[str, Any] = {}
     if draft.name is not None:
         options["model"] = draft.name
+    if draft.kind == "ngram-mod":
+        # Its length has a default of its own, longer than others start with.
+        return Speculation(draft.kind, options)
     options["num_speculative_tokens"] = _length(draft, known, target)
     if draft.kind == "ngram":
         options |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
@@ -100,9 +103,10 @@ def pair_notes(draft: Draft, known: ModelFacts | None, target: ModelFacts) -> li
             notes.append("its tokenizer was not compared with the target's")
         else:
             notes.append("has the target's tokenizer: compared token by token")
-        if known is not None and known.parameters >= SMALLER * target.parameters:
-            share = known.parameters / max(target.parameters, 1)
-            notes.append(f"has {share:.0%} of the target's parameters: hardly faster than it")
+        share = known.weight_bytes / max(target.weight_bytes, 1) if known is not None else 0.0
+        if share >= SMALLER:
+            # A step with one request takes as long as reading the weights.
+            notes.append(f"its weights are {share:.0%} of the target's: hardly faster than it")
     elif known is not None:
         width = (known.speculative or {}).get("target_hidden_size", known.hidden_size)
         if draft.kind in _SAME_WIDTH and width != target.hidden_size:
@@ -111,4 +115,5 @@ def pair_notes(draft: Draft, known: ModelFacts | None, target: ModelFacts) -> li
             )
         if known.vocab_size != target.vocab_size:
             notes.append(f"its vocabulary is {known.vocab_size}, the target's {target.vocab_size}")
+    notes += known.notes if known is not None else ()
     return notes

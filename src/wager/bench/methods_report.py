@@ -42,6 +42,7 @@ def to_json(found: Found, engine: str | None = None) -> dict[str, Any]:
             "kv_bytes_per_token": facts.kv_bytes_per_token(),
             "mtp_layers": facts.mtp_layers,
         },
+        "hub_asked": found.hub_asked,
         "methods": [asdict(way) for way in chosen(found, engine)],
         "refused": [asdict(refused) for refused in found.refused],
         "notes": list(found.notes),
@@ -61,7 +62,7 @@ def show(console: Console, found: Found, engine: str | None = None) -> None:
     ways = chosen(found, engine)
     console.print(_table(ways))
     for number, way in enumerate(ways, 1):
-        _show_way(console, number, way)
+        _show_way(console, number, way, found.hub_asked)
     for refused in found.refused:
         console.print(Text(f"refused: {refused.name}: {refused.reason}"))
     for note in found.notes:
@@ -90,7 +91,7 @@ def _table(ways: list[Way]) -> Table:
     return table
 
 
-def _show_way(console: Console, number: int, way: Way) -> None:
+def _show_way(console: Console, number: int, way: Way, hub_asked: bool) -> None:
     title = f"{number} {way.kind}" + (f": {way.drafter}" if way.drafter else "")
     console.print(Text(title, style="bold"))
     for run in way.runs:
@@ -108,7 +109,8 @@ def _show_way(console: Console, number: int, way: Way) -> None:
         console.print(Text(f"  in {needs} also: {titles}"), soft_wrap=True)
     for note in way.notes:
         console.print(Text(f"  {note}"), soft_wrap=True)
-    if way.unread is not None:
+    # Otherwise the note on the hub says it once for all.
+    if way.unread is not None and hub_asked:
         console.print(Text(f"  memory {NA}: {way.unread}"), soft_wrap=True)
     if way.source is not None:
         console.print(Text(f"  source: {way.source}"), soft_wrap=True)
