@@ -159,6 +159,12 @@ def test_the_metrics_page_gives_counters_and_room() -> None:
     assert vllm._kv_tokens(recorded("vllm_metrics.txt")) == 23296
 
 
+def test_steps_are_counted_by_the_times_between_them() -> None:
+    """Six replies, read one by one: 8, 2, 24, 4, 22 and 8 pieces, each of one step."""
+    assert vllm._steps(metrics.parse(recorded("vllm_metrics.txt"))) == 68
+    assert vllm._steps(metrics.parse("vllm:generation_tokens_total 5.0\n")) is None
+
+
 def test_a_plain_server_has_no_counters_of_speculation() -> None:
     found = metrics.counters(metrics.parse(recorded("vllm_plain_metrics.txt")))
     assert (found.drafts, found.drafted, found.accepted, found.accepted_at) == (None,) * 4
@@ -202,7 +208,7 @@ def test_a_start_gives_the_facts_and_the_command(started: Any) -> None:
     assert not any("NOT ACTIVE" in warning for warning in found.warnings)
     answers = list(backend.stream([Prompt("p", SamplingParams(max_tokens=1), text="x")], Load(1)))
     assert [answer.tokens for answer in answers] == [1]
-    assert backend.counters().drafts == 15
+    assert (backend.counters().drafts, backend.counters().steps) == (15, 68)
 
 
 def test_an_arm_that_the_engine_did_not_take_up_is_not_active(started: Any) -> None:
