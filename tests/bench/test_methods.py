@@ -164,7 +164,7 @@ def test_a_candidate_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     first, second = list(vocab)[-2:]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     path.write_text(json.dumps(raw))
-    found = find(str(target), [str(other), str(tmp_path / "missing")], hub=False)
+    found = find(str(target), [f"{other}, {tmp_path / 'missing'}"], hub=False)
     assert [refused.name for refused in found.refused] == [str(other), str(tmp_path / "missing")]
     assert "tokenizer differs" in found.refused[0].reason
     assert "no such file" in found.refused[1].reason

@@ -6,13 +6,15 @@ import json
 import threading
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from tests.bench.methods_fakes import Hub, Model, facts, reader
+from tests.bench.methods_fakes import Hub, Model, facts, head_facts, reader
 from tests.hub import fake_hub, point_library_at
 from tests.tiny import write_tiny_hf
 from wager.bench.methods import find
 from wager.bench.methods_hub import Lookup, kind_of, look_up
+from wager.models.facts import ModelFacts
 
 
 def test_heads_on_the_hub() -> None:
@@ -81,6 +83,32 @@ def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_kinds_by_name_then_tag(name: str, tags: list[str], kind: str | None) -> None:
     assert kind_of(name, tags) == kind
+
+
+def test_what_is_found_by_name_is_listed_as_what_its_files_are() -> None:
+    hub = Hub([Model(f"x/Qwen3-8B-{name}", ["eagle3"]) for name in ("a", "b", "c-peagle")])
+    known = [
+        head_facts("x/Qwen3-8B-a", "dflash"),
+        facts("x/Qwen3-8B-b"),
+        head_facts("x/Qwen3-8B-c-peagle", "eagle3"),
+    ]
+    found = find("Qwen/Qwen3-8B", read=reader(facts(), *known), api=hub)
+    kinds = {way.drafter: way.kind for way in found.ways if way.origin == "hub"}
+    assert kinds == {"x/Qwen3-8B-a": "dflash", "x/Qwen3-8B-c-peagle": "peagle"}
+    assert [refused.name for refused in found.refused] == ["x/Qwen3-8B-b"]
+
+
+def test_a_drafter_that_breaks_off_does_not_end_the_list() -> None:
+    read_rest = reader(facts())
+
+    def read(name: str, *, tokenizer: bool = True) -> ModelFacts:
+        if name.startswith("AngelSlim"):
+            raise httpx2.ReadTimeout("")
+        return read_rest(name, tokenizer=tokenizer)
+
+    found = find("Qwen/Qwen3-8B", read=read, api=Hub())
+    way = next(way for way in found.ways if way.drafter == "AngelSlim/Qwen3-8B_eagle3")
+    assert (way.adds, way.unread) == (None, "ReadTimeout")
 
 
 # Over HTTP

@@ -205,7 +205,7 @@ def _family(facts: ModelFacts, names: Sequence[str]) -> list[Draft]:
 def _expand(candidates: Iterable[str]) -> list[str]:
     """Candidates by name; a directory that is no model stands for the models in it."""
     found: list[str] = []
-    for name in candidates:
+    for name in (part for given in candidates for part in _split(given)):
         path = Path(name).expanduser()
         if path.is_dir() and not (path / "config.json").is_file():
             inside = sorted(
@@ -221,8 +221,17 @@ def _expand(candidates: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _split(given: str) -> list[str]:
+    """At commas, unless the whole is a path."""
+    if Path(given).expanduser().exists():
+        return [given]
+    return [part.strip() for part in given.split(",") if part.strip()]
+
+
 def _read_all(drafts: Sequence[Draft], read: ReadFacts, ask: bool) -> dict[str, ModelFacts | str]:
     """Facts of every drafter that can be had, or the reason why not."""
+    import httpx2
+
     wanted = {
         draft.name: draft.kind == "draft_model"
         for draft in drafts
@@ -233,8 +242,9 @@ def _read_all(drafts: Sequence[Draft], read: ReadFacts, ask: bool) -> dict[str, 
         name, tokenizer = item
         try:
             return name, read(name, tokenizer=tokenizer)
-        except WagerError as error:
-            return name, str(error)
+        except (WagerError, OSError, httpx2.TransportError) as error:
+            # One that cannot be read is listed without its size; it does not end the list.
+            return name, " ".join(str(error).split()) or type(error).__name__
 
     with ThreadPoolExecutor(_TOGETHER) as pool:
         return dict(pool.map(one, wanted.items()))
@@ -255,13 +265,24 @@ def _way(
         return _made(draft, target, None, known, None, target_facts)
     if draft.kind == "draft_model" and known.speculative is None:
         reason = tokenizers_differ(target_facts, known)
-        if reason is not None:
-            return Refused(draft.name, reason)
-    elif draft.kind == "draft_model":
-        # A candidate that turns out to be a head is listed as what it is.
-        draft = replace(draft, kind=str(known.speculative["kind"]) if known.speculative else "")
+    else:
+        draft, reason = _as_head(draft, known)
+    if reason is not None:
+        return Refused(draft.name or "", reason)
     adds = Adds(known.weight_bytes, known.kv_bytes_per_token())
     return _made(draft, target, adds, None, known, target_facts)
+
+
+def _as_head(draft: Draft, known: ModelFacts) -> tuple[Draft, str | None]:
+    """A head as what its files say that it is, where nobody stated it; or why it is none."""
+    if draft.origin == "list":
+        return draft, None
+    if known.speculative is None:
+        return draft, "by its name a draft head, by its files none"
+    kind = str(known.speculative["kind"])
+    # The list's finer kinds share the layout of these, so a name that tells more is kept.
+    finer = draft.kind in ("peagle", "dflash2")
+    return (draft if finer else replace(draft, kind=kind)), None
 
 
 def _made(

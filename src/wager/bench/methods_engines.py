@@ -29,7 +29,7 @@ _START: Final[Mapping[str, tuple[str, ...]]] = {
     "own": ("wager", "run"),
     "vllm": ("vllm", "serve"),
     "llamacpp": ("llama-server", "-m"),
-    "sglang": ("python3", "-m", "sglang.launch_server", "--model-path"),
+    "sglang": ("python", "-m", "sglang.launch_server", "--model-path"),
 }
 _READS_GGUF: Final = frozenset({"own", "llamacpp", "ollama"})
 _READS_GGUF_ONLY: Final = frozenset({"llamacpp", "ollama"})
@@ -144,7 +144,7 @@ def _llama_hub(name: str) -> tuple[str, ...]:
 def _converted(speculation: Speculation) -> tuple[Speculation, list[str]]:
     """The drafter by the name of the GGUF file that it must become first."""
     model = speculation.options.get("model")
-    if not isinstance(model, str) or is_gguf(model) or "gguf" in model.lower():
+    if not isinstance(model, str) or is_gguf(model):
         return speculation, []
     name = _gguf_name(model)
     options: dict[str, Any] = {**speculation.options, "model": name}
