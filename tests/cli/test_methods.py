@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,13 @@ def test_neither_torch_nor_the_extension_is_loaded(tiny_path: Path) -> None:
     loaded = set(run.stderr.split())
     assert "wager.bench.methods" in loaded
     assert not loaded & {"torch", "transformers", "wager._native", "huggingface_hub"}
+
+
+def test_offline_asks_nobody(tmp_path: Path) -> None:
+    wager = [sys.executable, "-m", "wager", "methods", "org/nowhere", "--offline"]
+    # An address that nothing answers at: had it been asked, the message would say so.
+    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    env.pop("HF_HUB_OFFLINE")
+    run = subprocess.run(wager, capture_output=True, text=True, env=env, check=False)
+    assert run.returncode == 2
+    assert "org/nowhere: is not in the cache of this machine" in run.stderr

@@ -29,7 +29,7 @@ Engine = Annotated[
                       "transformers."),
 ]  # fmt: skip
 Offline = Annotated[
-    bool, typer.Option("--offline", help="Do not ask the hub for heads; as HF_HUB_OFFLINE=1.")
+    bool, typer.Option("--offline", help="Do not ask the hub: what HF_HUB_OFFLINE=1 does.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
