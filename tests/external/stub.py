@@ -175,6 +175,9 @@ class Stub:
 class _Server(ThreadingHTTPServer):
     stub: Stub
 
+    def handle_error(self, *_: object) -> None:
+        """A client that went away is nothing to report."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

@@ -123,14 +123,15 @@ def test_a_port_that_a_stranger_took_is_not_the_users_problem(backend: DummyBack
         stranger.close()
 
 
-def test_an_engine_that_dies_while_it_is_asked(backend: DummyBackend) -> None:
+def test_an_engine_that_dies_while_it_is_asked(tmp_path: Path) -> None:
+    backend = DummyBackend("m", options(log_dir=tmp_path))
     backend.extra = ("--die-at", "1")
     backend.start(PLAIN)
     answers = backend.stream(prompts(4), Load(clients=1))
     assert next(answers).error is None
     with pytest.raises(EngineError, match=r"status 4 while it was asked.*as it was told to"):
         list(answers)
-    backend.stop()
+    backend.close()
 
 
 ASKING = """

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -70,10 +71,14 @@ class ServerBackend:
         self._url = ""
         self.port = 0
         self._scratch: Path | None = None
-        self._keep_scratch = False
+        self._forget: weakref.finalize[..., ServerBackend] | None = None
         self._starts = count(1)
         self._reader = metrics.Reader()
         self.arm: Arm | None = None
+        # One for all: a client that is made anew for every look at a starting engine is slow.
+        # It keeps no connection, so there is nothing to close.
+        alone = httpx2.Limits(max_keepalive_connections=0)
+        self._http = httpx2.Client(trust_env=False, verify=False, limits=alone)
 
     # What an engine says of itself -----------------------------------------------------------
 
@@ -152,7 +157,7 @@ class ServerBackend:
             except EngineError:
                 self.stop()
                 if last or not process.port_taken():
-                    self._keep_scratch = True
+                    self._keep_log()
                     raise
             except BaseException:
                 self.stop()
@@ -189,7 +194,7 @@ class ServerBackend:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of a GET. Raises EngineError when there is no answer."""
         try:
-            response = httpx2.get(self._url + path, timeout=_GET_S, trust_env=False)
+            response = self._http.get(self._url + path, timeout=_GET_S)
         except (httpx2.HTTPError, OSError) as error:
             raise EngineError(f"{self.name}: {path} gave no answer: {error}") from error
         return response.status_code, response.text
@@ -198,9 +203,7 @@ class ServerBackend:
         """The JSON that comes back for a JSON body. Raises EngineError."""
         url = self._url + path
         try:
-            response = httpx2.post(
-                url, json=dict(body), timeout=self.options.request_timeout_s, trust_env=False
-            )
+            response = self._http.post(url, json=dict(body), timeout=self.options.request_timeout_s)
             found = response.json()
         except (httpx2.HTTPError, OSError, ValueError) as error:
             raise EngineError(f"{self.name}: {path} gave no answer: {error}") from error
@@ -224,7 +227,7 @@ class ServerBackend:
         while self._process is not None and time.monotonic() < end:
             status = self._process.exit_status()
             if status is not None:
-                self._keep_scratch = True
+                self._keep_log()
                 raise self._process.failure(f"ended with exit status {status} while it was asked")
             time.sleep(0.05)
 
@@ -254,11 +257,17 @@ class ServerBackend:
             process.stop()
 
     def close(self) -> None:
-        """Stop, and remove the logs unless the user asked for them or an error quotes them."""
+        """Stop, and remove the logs unless the user asked for them or an error quotes them; at
+        exit that is done anyway."""
         self.stop()
-        if self._scratch is not None and not self._keep_scratch:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+        if self._forget is not None:
+            self._forget()
+            self._scratch = self._forget = None
+
+    def _keep_log(self) -> None:
+        if self._forget is not None:
+            self._forget.detach()
+            self._forget = None
 
     def _log_dir(self) -> Path:
         if self.options.log_dir is not None:
@@ -266,6 +275,7 @@ class ServerBackend:
             return self.options.log_dir
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix=f"wager-{self.name}-"))
+            self._forget = weakref.finalize(self, shutil.rmtree, self._scratch, True)
         return self._scratch
 
 

@@ -153,7 +153,11 @@ class UrlBackend:
     def _get(self, url: str) -> httpx2.Response:
         try:
             return httpx2.get(
-                url, headers=self._headers(), timeout=_GET_S, trust_env=not _is_local(url)
+                url,
+                headers=self._headers(),
+                timeout=_GET_S,
+                trust_env=not _is_local(url),
+                verify=client.needs_certificates(url),
             )
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise EngineError(f"url: {url} gave no answer: {error}") from error
