@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from wager.bench.backend import EngineBackend
-from wager.bench.prompts import Prompt
-from wager.config import SamplingParams, SpeculationConfig
+from wager.arms import PLAIN, Arm, arm_of
+from wager.backend import Load, Prompt
+from wager.bench.backend import EngineBackend, check_arm
+from wager.config import EngineConfig, SamplingParams, SpeculationConfig
 from wager.errors import ConfigError, RequestError
-from wager.types import CompletionOutput, RequestOutput
+from wager.types import CompletionOutput, DraftCounts, RequestOutput
 
 SPECULATION = SpeculationConfig("ngram", 4)
+NGRAM = arm_of({"method": "ngram", "num_speculative_tokens": 4})
 
 
 @dataclass
@@ -26,11 +28,20 @@ class Flying:
 
 
 class ScriptedStats:
-    plain_ms = verify_ms = prefill_ms = draft_ms = 0.0
-    resets = 0
+    plain_ms = verify_ms = prefill_ms = draft_ms = 1.0
+    preemptions = resets = 0
+
+    def __init__(self) -> None:
+        self.counts = DraftCounts()
+        self.counts.record(4, 3, 4)
 
     def reset(self) -> None:
         self.resets += 1
+
+
+@dataclass
+class ScriptedPool:
+    blocks: int = 7
 
 
 class ScriptedEngine:
@@ -42,6 +53,8 @@ class ScriptedEngine:
         self.added: list[Flying] = []
         self.aborted: list[str] = []
         self.stats = ScriptedStats()
+        self.pool = ScriptedPool()
+        self.config = EngineConfig()
 
     def add_request(
         self, ids: list[int], params: SamplingParams, request_id: str, cache_salt: str = ""
@@ -63,7 +76,7 @@ class ScriptedEngine:
                 del self.flying[one.name]
             choice = CompletionOutput(0, [one.left], f"{one.left} ", None)
             done = one.left == 0
-            times = (0.5, 2.0) if done else (None, None)
+            times = (0.5, 2.0 if done else None)
             outputs.append(RequestOutput(one.name, one.ids, [choice], done, 0, *times))
         return outputs
 
@@ -107,7 +120,7 @@ def prompts(limits: list[int]) -> list[Prompt]:
 
 
 def stream(llm: ScriptedLLM, asked: list[Prompt], clients: int) -> Any:
-    return EngineBackend(llm).stream(asked, clients)  # type: ignore[arg-type]
+    return EngineBackend(llm).stream(asked, Load(clients=clients))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 8])
@@ -160,10 +173,68 @@ def test_a_request_that_is_refused_is_named_and_the_others_are_aborted() -> None
 def test_start_changes_the_arm_and_empties_everything() -> None:
     llm = ScriptedLLM()
     backend = EngineBackend(llm)  # type: ignore[arg-type]
-    backend.start(SPECULATION)
-    backend.start(None)
+    started = backend.start(NGRAM)
+    backend.start(Arm(PLAIN))
     assert llm.calls == [SPECULATION, "reset", None, "reset"]
     assert llm.engine.stats.resets == 2
+    assert started.kv_tokens == 7 * 16
+    assert started.effective["prompt_lookup_max"] == 5
+
+
+def test_counters_are_those_of_the_engine() -> None:
+    found = EngineBackend(ScriptedLLM()).counters()  # type: ignore[arg-type]
+    assert (found.total_ms, found.draft_ms) == (3.0, 1.0)
+    assert (found.steps, found.drafts, found.drafted, found.accepted) == (1, 1, 4, 3)
+    assert (found.accepted_at, found.generated) == ((1, 1, 1), 4)
+
+
+def test_an_arm_is_checked_without_a_model() -> None:
+    assert check_arm(NGRAM) == SPECULATION.describe()
+    assert check_arm(Arm(PLAIN)) == "no drafts"
+    with pytest.raises(ConfigError, match="eagle9"):
+        check_arm(arm_of({"method": "eagle9", "num_speculative_tokens": 4}))
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        check_arm(arm_of({"method": "ngram"}))
+    with pytest.raises(ConfigError, match="unknown key 'model'"):
+        check_arm(arm_of({"method": "ngram", "num_speculative_tokens": 4, "model": "d"}))
+
+
+def test_pieces_are_timed_on_the_engines_clock() -> None:
+    (answer,) = stream(ScriptedLLM(), prompts([3]), 1)
+    assert [tokens for _, tokens in answer.chunks] == [1, 1, 1]
+    assert (answer.chunks[0][0], answer.chunks[-1][0]) == (0.5, 2.0)
+    assert (answer.tokens, answer.prompt_tokens) == (3, len("text 0"))
+
+
+def test_at_a_rate_each_prompt_is_sent_once_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that stands still but for sleeping and for steps of a second."""
+    llm, clock, slept = ScriptedLLM(), [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    real = llm.engine.step
+
+    def step() -> list[RequestOutput]:
+        clock[0] += 1.0
+        return real()
+
+    llm.engine.step = step  # type: ignore[method-assign]
+    monkeypatch.setattr("wager.bench.backend.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("wager.bench.backend.time.sleep", sleep)
+    backend = EngineBackend(llm)  # type: ignore[arg-type]
+    answers = list(backend.stream(prompts([2, 2, 2, 2]), Load(rate=0.5, seed=3)))
+    assert sorted(a.prompt_id for a in answers) == [f"p-{i}" for i in range(4)]
+    assert [f.salt for f in llm.engine.added] == [""] * 4
+    assert slept
+    # A request that came while a step ran has waited for the end of the step.
+    assert all(2.0 <= a.total_s < 3.0 for a in answers)
+    assert any(a.total_s > 2.0 for a in answers)
+    other = ScriptedLLM()
+    again = EngineBackend(other)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rate"):
+        list(again.stream(prompts([1]), Load()))
 
 
 def test_each_kind_of_prompt_becomes_ids() -> None:

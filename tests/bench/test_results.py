@@ -11,14 +11,25 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.bench.scripted import prompt, reply
-from wager.bench.backend import Answer
-from wager.bench.measure import DEFAULT_SPECULATION, PLAIN, Measurement, arms
-from wager.bench.results import Cell, Report, cell, check_writable, highest_speedup, write
+from tests.bench.scripted import ARMS, ON, prompt, reply, silent
+from wager.arms import PLAIN
+from wager.backend import Answer, Counters, Load
+from wager.bench.figures import advice, cell, highest_speedup
+from wager.bench.identity import Identity
+from wager.bench.measure import Measurement
+from wager.bench.results import (
+    ArmResult,
+    Cell,
+    Report,
+    ServerCounts,
+    StartUp,
+    check_writable,
+    write,
+)
+from wager.bench.verdicts import OverLoads
 from wager.errors import ConfigError
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
-ARMS = arms([DEFAULT_SPECULATION])
 STEP_MS: dict[str, float | None] = {
     "1": 5.5, "2": 5.6, "3": 5.8, "5": 6.0, "9": 7.5, "17": None, "32": None,
 }  # fmt: skip
@@ -27,30 +38,66 @@ STEP_MS: dict[str, float | None] = {
 def cell_of(
     plain: Sequence[Sequence[Answer]],
     spec: Sequence[Sequence[Answer]],
-    clients: int = 1,
+    clients: int | None = 1,
     expected: str | None = None,
+    *,
+    rate: float | None = None,
+    counted: Counters | None = None,
+    engine: str = "own",
+    temperature: float = 0.0,
+    seconds: float = 1.0,
 ) -> Cell:
+    asked = [prompt(answers[0].prompt_id, expected, temperature) for answers in plain]
     target = Measurement(
-        "w", clients, [prompt(answers[0].prompt_id, expected) for answers in plain], ARMS
+        "w", Load(clients, rate), asked, ARMS, engine=engine, exact=engine == "own"
     )
-    for name, side in ((PLAIN, plain), ("ngram", spec)):
-        target.answers[name] = {answers[0].prompt_id: list(answers) for answers in side}
-    found = cell(target, ARMS[1])
+    for arm, side in zip(ARMS, (plain, spec), strict=True):
+        every = [answer for answers in side for answer in answers]
+        target.take(arm, every, counted or Counters(), seconds)
+    found = cell(target, ON)
     assert found is not None
     return found
 
 
-def report(*cells: Cell) -> Report:
-    return Report(
+def arm_result(name: str = ON.name, **more: Any) -> ArmResult:
+    nothing = ServerCounts(None, None, None, None, None, None, None, 0)
+    made = ArmResult(
+        arm=name,
+        method=name.partition(":")[0],
+        options={},
+        description="ngram, at most 8 draft tokens, lookup 2 to 5",
+        command=None,
+        version=None,
+        effective={},
+        startup_s=StartUp(),
+        kv_tokens=None,
+        kv_share_lost=None,
+        draft_time_share=0.004,
+        active=None,
+        counters=nothing,
+        identity=None,
+        warnings=[],
+        error=None,
+    )
+    return replace(made, **more)
+
+
+def report(*cells: Cell, **more: Any) -> Report:
+    made = Report(
         model="tiny",
+        engine="own",
         weights="int8",
         kv="f16",
         threads=2,
         machine={"cpu": "some", "cores": 2, "memory": None, "isa": "avx2"},
         versions={"wager": "0", "python": "3", "numpy": "2"},
+        complete=True,
         step_ms=STEP_MS,
+        arms=[arm_result(PLAIN, description="no drafts"), arm_result()],
         cells=list(cells),
+        verdicts=advice(cells),
     )
+    return replace(made, **more)
 
 
 def strict(text: str) -> Any:
@@ -88,6 +135,12 @@ def test_figures_of_a_known_measurement() -> None:
     assert found.coverage == 4 / 7
     assert (found.drafted, found.accepted, found.acceptance_rate) == (16, 9, 9 / 16)
     assert found.acceptance_by_position_unconditional == [0.5] + [0.25] * 7
+    assert found.acceptance_by_position_conditional == [0.5, 0.5] + [1.0] * 6
+    assert found.tokens_per_step_mean_of_requests == (11 / 3 + 5 / 4) / 2
+    assert found.acceptance_rate_mean_of_requests == (8 / 10 + 1 / 6) / 2
+    assert found.draft_figures_from == "requests"
+    # 14 tokens after the first in 5 steps after the first; 12 s of plain decode against 5 s.
+    assert found.verify_cost_estimated == pytest.approx((14 / 5) / (12 / 5))
     assert (found.outputs, found.identical, found.loops, found.followed) == (2, 2, 0, None)
     assert [r.steps for r in found.requests] == [3, 4]
     assert found.requests[0].plain_s == 11.0
@@ -98,7 +151,13 @@ def test_keys_are_the_contract_in_its_order() -> None:
     found = valid(cell_of([[reply("a")]], [[reply("a")]]))
     assert list(found) == SCHEMA["required"]
     assert list(found["cells"][0]) == SCHEMA["$defs"]["cell"]["required"]
-    assert list(found["cells"][0]["requests"][0]) == SCHEMA["$defs"]["request"]["required"]
+    for kind, one in (
+        ("request", found["cells"][0]["requests"][0]),
+        ("arm", found["arms"][0]),
+        ("verdict", found["verdicts"][0]),
+        ("identity", found["cells"][0]["identity"]),
+    ):
+        assert list(one) == SCHEMA["$defs"][kind]["required"]
 
 
 def test_clients_share_the_throughput_but_not_the_decode_rate() -> None:
@@ -152,10 +211,9 @@ def test_no_draft_at_all_is_null_not_zero_or_nan() -> None:
 
 
 def test_an_engine_that_tells_no_counts_leaves_them_null() -> None:
-    silent = reply("a")
-    silent.counts = None
-    found = cell_of([[reply("a")]], [[silent]])
+    found = cell_of([[reply("a")]], [[reply("a", drafts=None)]])
     assert (found.tokens_per_step, found.drafted, found.requests[0].steps) == (None, None, None)
+    assert (found.active, found.draft_figures_from) == (None, None)
     valid(found)
 
 
@@ -197,7 +255,7 @@ def test_followed_and_loops_are_counted() -> None:
 def test_the_schema_refuses_what_is_not_the_contract() -> None:
     base = valid(cell_of([[reply("a")]], [[reply("a")]]))
     for damage in (
-        {"schema": 2},
+        {"schema": 1},
         {"extra": 1},
         {"step_ms": {"1": 5.0}},
         {"cells": [{**base["cells"][0], "verdict": "maybe"}]},
@@ -221,7 +279,7 @@ def test_write_replaces_in_one_go(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     write(report(cell_of([[reply("a")]], [[reply("a")]])), path)
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
-    assert strict(path.read_text())["schema"] == 1
+    assert strict(path.read_text())["schema"] == 2
 
 
 def test_a_place_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
@@ -229,3 +287,151 @@ def test_a_place_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None
     for path in (tmp_path, tmp_path / "missing" / "x.json"):
         with pytest.raises(ConfigError, match="json"):
             check_writable(path)
+
+
+def test_nothing_drafted_is_not_active_and_gets_no_verdict() -> None:
+    """An arm that never drafted was plain decoding, whatever its times were."""
+    plain = [[reply(f"p{i}", total=2.0, drafts=[(0, 0)] * 3)] for i in range(6)]
+    spec = [[reply(f"p{i}", total=1.0, drafts=[(0, 0)] * 3)] for i in range(6)]
+    found = cell_of(plain, spec)
+    assert (found.active, found.status, found.verdict) == (False, "NOT ACTIVE", None)
+    assert "not one token was drafted" in found.reason
+    valid(found)
+    server = cell_of(plain, [[silent(a[0])] for a in spec], counted=Counters(drafted=0, drafts=0))
+    assert (server.active, server.status, server.verdict) == (False, "NOT ACTIVE", None)
+    assert server.acceptance_rate is None
+    # Not known is not the same as nothing.
+    unknown = cell_of(plain, [[silent(a[0])] for a in spec])
+    assert (unknown.active, unknown.status, unknown.verdict) == (None, "measured", "use")
+
+
+def test_server_counters_stand_in_for_the_counts_of_requests() -> None:
+    counted = Counters(
+        drafts=40, drafted=160, accepted=100, accepted_at=(36, 28, 20, 16), generated=200
+    )
+    found = cell_of([[reply("a")]], [[silent(reply("a"))]], counted=counted)
+    assert found.draft_figures_from == "server"
+    assert (found.drafted, found.accepted, found.acceptance_rate) == (160, 100, 100 / 160)
+    # 200 tokens less 100 accepted ones were committed by as many steps of a request.
+    assert found.tokens_per_step == 2.0
+    assert found.coverage == 0.4
+    assert found.acceptance_length == 1 + 100 / 40
+    assert found.acceptance_by_position_unconditional == [0.9, 0.7, 0.5, 0.4]
+    conditional = found.acceptance_by_position_conditional
+    assert conditional == pytest.approx([0.9, 0.7 / 0.9, 0.5 / 0.7, 0.8])
+    assert found.tokens_per_step_mean_of_requests is None
+    assert found.acceptance_rate_mean_of_requests is None
+    valid(found)
+
+
+def test_a_server_that_contradicts_itself_gives_no_conditional_shares() -> None:
+    counted = Counters(drafts=10, drafted=40, accepted=12, accepted_at=(4, 8))
+    found = cell_of([[reply("a")]], [[silent(reply("a"))]], counted=counted)
+    assert found.acceptance_by_position_conditional is None
+    valid(found)
+
+
+def test_pooled_and_mean_of_requests_of_a_scripted_trace() -> None:
+    """10 steps of 5 tokens and 100 steps of 2: 2.27 pooled, 3.5 as the mean of the requests."""
+    plain = [[reply("a", range(50))], [reply("b", range(200))]]
+    spec = [
+        [reply("a", range(50), drafts=[(4, 4)] * 10)],
+        [reply("b", range(200), drafts=[(1, 1)] * 100)],
+    ]
+    found = cell_of(plain, spec)
+    assert found.tokens_per_step == 250 / 110
+    assert found.tokens_per_step_mean_of_requests == 3.5
+
+
+def test_failed_replies_are_counted_and_in_no_figure() -> None:
+    bad = replace(reply("b", total=99.0), error="gone")
+    found = cell_of([[reply("a")], [reply("b")]], [[reply("a")], [bad]])
+    assert (found.outputs, found.errors.plain, found.errors.spec) == (1, 0, 1)
+    assert found.speedup == 1.0
+    nothing = cell_of([[reply("b")]], [[bad]])
+    assert (nothing.outputs, nothing.speedup, nothing.verdict) == (0, None, None)
+    assert nothing.requests == []
+    valid(found, nothing)
+
+
+def test_sampled_replies_of_another_engine_are_not_compared() -> None:
+    other = [[reply("a", tokens=[1, 2, 4])]]
+    sampled = cell_of([[reply("a")]], other, engine="vllm", temperature=0.7)
+    assert (sampled.identical, sampled.identity.compared) == (None, 0)
+    assert sampled.requests[0].identical is None
+    greedy = cell_of([[reply("a")]], other, engine="vllm")
+    assert (greedy.identical, greedy.identity.compared) == (0, 1)
+    own = cell_of([[reply("a")]], other, temperature=0.7)
+    assert (own.identical, own.requests[0].identical) == (0, False)
+    valid(sampled, greedy)
+
+
+def test_text_is_compared_where_no_ids_are_told() -> None:
+    spec = [[silent(reply("a", text="so"))]]
+    found = cell_of([[reply("a", text="so")]], spec, engine="vllm")
+    assert (found.identical, found.identity.unit, found.loops) == (1, "text", None)
+    valid(found)
+
+
+def test_throughput_at_a_rate_is_of_the_wall_clock() -> None:
+    answers = [[reply("a", range(8))], [reply("b", range(12))]]
+    found = cell_of(answers, answers, None, rate=2.0, seconds=4.0)
+    assert (found.clients, found.rate, found.plain_tok_s) == (None, 2.0, 5.0)
+    valid(found)
+
+
+def test_a_reply_of_unknown_length_has_no_speed_up() -> None:
+    unknown = replace(reply("a"), tokens=None, token_ids=None)
+    found = cell_of([[reply("a")]], [[unknown]], engine="url")
+    assert (found.speedup, found.requests[0].tokens) == (None, None)
+    valid(found)
+
+
+def test_doubts_about_replies_are_told_once() -> None:
+    doubtful = replace(reply("a"), notes=["odd timings"])
+    found = cell_of([[reply("a"), reply("a")]], [[doubtful, replace(doubtful)]])
+    assert found.notes == ["odd timings (2 replies)"]
+    valid(found)
+
+
+def test_advice_is_given_per_workload_and_arm() -> None:
+    def times(speed: float, clients: int) -> Cell:
+        plain = [[reply(f"p{i}", total=t)] for i, t in enumerate([2.0, 2.2, 1.8, 2.1, 1.9])]
+        drafts = [(8, 7)]
+        spec = [[replace(a[0], total_s=a[0].total_s / speed)] for a in plain]
+        spec = [[replace(a[0], counts=reply("x", drafts=drafts).counts)] for a in spec]
+        return cell_of(plain, spec, clients)
+
+    cells = [times(2.0, 1), times(1.5, 4), times(0.8, 8)]
+    (found,) = advice(cells)
+    assert (found.verdict, found.below) == ("use below 8 clients", 8)
+    assert found.reason.startswith("0.80x at 8 clients: ")
+    valid(*cells)
+
+
+def test_the_schema_takes_every_form_of_advice() -> None:
+    for verdict in ("use", "use below 8 clients", "use below 0.5 requests/s", "no difference",
+                    "do not use", None):  # fmt: skip
+        found = report(verdicts=[OverLoads("w", "a", verdict, None, "why")])
+        jsonschema.validate(strict(found.to_json()), SCHEMA, cls=jsonschema.Draft202012Validator)
+    wrong = strict(report(verdicts=[OverLoads("w", "a", "use below", None, "why")]).to_json())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, SCHEMA)
+
+
+def test_an_arm_of_another_engine_is_in_the_contract() -> None:
+    arm = arm_result(
+        command=["serve", "--port", "1"],
+        version="0.32",
+        effective={"k": 4, "nested": {"a": None}},
+        startup_s=StartUp(cold=60.0, warm=20.0, any=30.0),
+        kv_tokens=1000,
+        kv_share_lost=-0.1,
+        identity=Identity(0, 0, None, [], None),
+        warnings=["async scheduling is off"],
+        error="ended",
+    )
+    found = report(engine="vllm", weights=None, kv=None, threads=None, complete=False, arms=[arm])
+    machine = {**found.machine, "isa": None}
+    text = replace(found, machine=machine).to_json()
+    jsonschema.validate(strict(text), SCHEMA, cls=jsonschema.Draft202012Validator)

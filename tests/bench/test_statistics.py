@@ -13,6 +13,7 @@ from wager.bench.statistics import (
     Ratio,
     ceiling,
     disturbed,
+    mean,
     median,
     paired_ratio,
     pool,
@@ -174,3 +175,8 @@ def test_pooled_rates_stay_in_their_ranges(requests: list[list[tuple[int, int]]]
 def test_median() -> None:
     assert median([3.0, 1.0, 2.0]) == 2.0
     assert median([]) is None
+
+
+def test_mean() -> None:
+    assert mean([1.0, 2.0, 6.0]) == 3.0
+    assert mean([]) is None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,8 @@ import jsonschema
 import pytest
 
 from tests.tiny import write_tiny_hf
-from wager.bench import measure as measuring
 from wager.bench.backend import EngineBackend
+from wager.bench.run import Executor
 from wager.cli.main import main
 from wager.errors import RequestError
 
@@ -63,7 +66,8 @@ def test_several_arms(tiny_path: Path, tmp_path: Path) -> None:
         for k in (2, 4)
     ]
     found = bench(tiny_path, tmp_path / "out.json", "-sc", arms[0], "-sc", arms[1])
-    assert [c["method"] for c in found["cells"]] == ["ngram k=2 lookup=1-1", "ngram k=4 lookup=1-1"]
+    assert [c["arm"] for c in found["cells"]] == ["ngram:k=2,min=1", "ngram:k=4,min=1"]
+    assert {c["method"] for c in found["cells"]} == {"ngram"}
     assert [c["identical"] for c in found["cells"]] == [3, 3]
     plain = [[r["plain_s"] for r in c["requests"]] for c in found["cells"]]
     assert plain[0] == plain[1]
@@ -91,15 +95,16 @@ def test_a_failing_run_leaves_no_file(
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
-    real, done = measuring._run, []
+    """Counted runs; the warm-up of two arms comes before."""
+    real, done = Executor._part, []
 
-    def run(*arguments: Any) -> None:
+    def part(*arguments: Any) -> None:
         done.append(1)
-        if len(done) > runs:
+        if len(done) > runs + 2:
             raise KeyboardInterrupt
         real(*arguments)
 
-    monkeypatch.setattr(measuring, "_run", run)
+    monkeypatch.setattr(Executor, "_part", part)
 
 
 def test_an_interrupt_prints_what_there_is(
@@ -112,9 +117,10 @@ def test_an_interrupt_prints_what_there_is(
     assert main(arguments) == 130
     printed = capsys.readouterr()
     assert "INTERRUPTED" in printed.out
-    assert "random at 1 client" in printed.out
-    assert "random at 2 clients" in printed.out
+    assert len([x for x in printed.out.splitlines() if x.startswith("random  ")]) == 2
+    assert "go on with --resume" in printed.err
     assert not file.exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json.journal"]
 
 
 def test_an_interrupt_before_the_first_pair_prints_nothing(
@@ -140,3 +146,141 @@ def test_demo_says_that_it_is_a_quick_look(tmp_path: Path, capsys: Capture) -> N
     assert "weights int8" in printed
     assert "8 prompts per workload" in printed
     assert "fewer than 16 prompts" in printed
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    tiny_path: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "out.json"
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 7)
+        assert main(["bench", str(tiny_path), *QUICK, "--json", str(file)]) == 130
+    assert main(["bench", str(tiny_path), *QUICK, "--json", str(file)]) == 2
+    assert "holds 7 finished parts" in capsys.readouterr().err
+    other = ["bench", str(tiny_path), *QUICK, "--json", str(file), "--seed", "1", "--resume"]
+    assert main(other) == 2
+    assert "resume" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 5)
+        found = bench(tiny_path, file, "--resume")
+    assert found["complete"]
+    assert [c["identical"] for c in found["cells"]] == [3]
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+BENCH = "import sys; from wager.cli.main import main; raise SystemExit(main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_command_goes_on_where_it_was(
+    tiny_path: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Killed at a moment of its own choosing: once its journal holds some parts."""
+    journal, file = tmp_path / "out.json.journal", tmp_path / "out.json"
+    arguments = [
+        str(tiny_path), "--workload", "random", "--prompts", "40", "--max-tokens", "64",
+        "--threads", "1", "--json", str(file),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", BENCH, "bench", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while not (journal.exists() and journal.read_bytes().count(b'"part"') > 5):
+        assert process.poll() is None
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == (-number if number == signal.SIGKILL else 130)
+    before = journal.read_bytes()
+    finished = before[: before.rindex(b"\n") + 1].count(b'"part"')
+    assert 5 < finished < 160
+    counted = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = Executor._part
+
+        def part(self: Executor, key: Any, arm: Any, part: Any) -> None:
+            counted.append(part.kind)
+            real(self, key, arm, part)
+
+        patch.setattr(Executor, "_part", part)
+        assert main(["bench", *arguments, "--resume"]) == 0
+    assert counted.count("timed") == 160 - finished
+    found = json.loads(file.read_text())
+    assert found["complete"]
+    assert found["cells"][0]["identical"] == 40
+    assert not journal.exists()
+
+
+def test_a_time_limit_writes_what_there_is_and_can_go_on(
+    tiny_path: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "run"
+    arguments = ["bench", str(tiny_path), *QUICK, "--run-dir", str(folder)]
+    # Shorter than anything takes: nothing is measured, and that is said.
+    assert main([*arguments, "--time-limit", "0.000001s"]) == 0
+    assert "STOPPED EARLY" in capsys.readouterr().out
+    found = json.loads((folder / "bench.json").read_text())
+    jsonschema.validate(found, SCHEMA, cls=jsonschema.Draft202012Validator)
+    assert (found["complete"], found["cells"]) == (False, [])
+    assert main([*arguments, "--time-limit", "1h", "--resume"]) == 0
+    assert json.loads((folder / "bench.json").read_text())["complete"]
+    assert (folder / "journal.jsonl").exists()
+
+
+def test_arms_in_short_and_a_rate_of_arrivals(tiny_path: Path, tmp_path: Path) -> None:
+    found = bench(
+        tiny_path, tmp_path / "out.json", "--arms", "plain,ngram:k=2,min=1", "--rate", "200"
+    )
+    (cell,) = found["cells"]
+    assert (cell["arm"], cell["rate"], cell["clients"]) == ("ngram:k=2,min=1", 200.0, None)
+    assert cell["identical"] == 3
+    assert [arm["arm"] for arm in found["arms"]] == ["plain", "ngram:k=2,min=1"]
+    assert found["arms"][1]["effective"]["prompt_lookup_max"] == 1
+
+
+def test_prompts_of_a_file(tiny_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    lines = [{"prompt": f"say {i}", "max_tokens": 4} for i in (1, 2, 3, 1)]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = bench(tiny_path, tmp_path / "out.json", "--workload", str(prompts), "--prompts", "4")
+    (cell,) = found["cells"]
+    assert (cell["workload"], cell["outputs"], cell["repeated_prompts"]) == ("mine", 4, True)
+    assert "1 of 4 prompts repeat an earlier one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--arms", "ngram:k=4", "-sc", '{"method": "ngram"}'], "arms"),
+        (["--arms", "plain"], "arms"),
+        (["-sc", "{"], "speculative-config"),
+        (["-sc", '["ngram"]'], "speculative-config"),
+        (["--arms", "ngram"], "num_speculative_tokens"),
+        (["--clients", "1", "--rate", "2"], "rate"),
+        (["--rate", "0"], "rate"),
+        (["--rate", "fast"], "rate"),
+        (["--request-rate", "inf"], "rate"),
+        (["--max-concurrency", "1.5"], "clients"),
+        (["--time-limit", "soon"], "time-limit"),
+        (["--time-limit", "0s"], "time-limit"),
+        (["--resume"], "resume"),
+        (["--identity", "-1"], "identity"),
+        (["--engine", "other"], "engine"),
+        (["--engine-args", "-x"], "engine-args"),
+        (["--url", "http://localhost"], "url"),
+        (["--engine", "vllm", "--weights", "int8"], "weights"),
+        (["--engine", "vllm", "--url", "http://localhost"], "url"),
+        (["--engine", "url", "--url", "http://localhost", "--threads", "2"], "threads"),
+        (["--engine", "vllm", "--engine-args", "'"], "engine-args"),
+        (["--engine", "vllm", "--start-timeout", "0"], "start-timeout"),
+        (["--run-dir", "/proc/nothing"], "run-dir"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_work_are_named(
+    arguments: list[str], named: str, capsys: Capture
+) -> None:
+    assert main(["bench", "/nowhere/model", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("wager: error: ")
+    assert named in printed.err
+    assert printed.err.count("\n") == 1

@@ -1,93 +1,81 @@
-"""The seam between the benchmark and an engine: start, stream, counters, stop."""
+"""The project's own engine as a backend: in this process, one set of weights for every arm."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count, cycle
-from typing import TYPE_CHECKING, Protocol
+from random import Random
+from typing import TYPE_CHECKING, Final
 
-from wager.bench.prompts import Prompt
+from wager import __version__
+from wager.arms import Arm
+from wager.backend import Answer, Counters, Load, Prompt, Started
+from wager.bench.results import STEP_CONTEXT, STEP_ROWS
+from wager.bench.statistics import median
 from wager.config import SpeculationConfig
 from wager.errors import ConfigError, RequestError
-from wager.types import DraftCounts, RequestOutput
+from wager.registry import drafter_class
+from wager.types import RequestOutput
 
 if TYPE_CHECKING:
     from wager.engine.llm import LLM
 
-
-@dataclass(slots=True)
-class Answer:
-    """One reply as the client saw it. Times are seconds since the request was sent.
-
-    ``counts`` is None where an engine does not tell what speculation did for a single request.
-    """
-
-    prompt_id: str
-    token_ids: list[int]
-    text: str
-    first_token_s: float
-    total_s: float
-    counts: DraftCounts | None
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Where the time of an arm went since it was started, in milliseconds; None is not known."""
-
-    total_ms: float | None = None
-    draft_ms: float | None = None
-
-
-class Backend(Protocol):
-    """An engine that can answer the same prompts with and without speculation."""
-
-    def start(self, speculation: SpeculationConfig | None) -> None:
-        """Make ready for one arm: every cache empty, counters at zero."""
-        ...
-
-    def stream(self, prompts: Sequence[Prompt], clients: int) -> Iterator[Answer]:
-        """Answer every prompt, each as soon as it is finished, ``clients`` of them in flight."""
-        ...
-
-    def counters(self) -> Counters:
-        """What was counted since `start`."""
-        ...
-
-    def stop(self) -> None:
-        """End the arm: nothing of it goes on running."""
-        ...
+_STEP_ROUNDS: Final = 3
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request in flight. ``prompt`` is None for one that only keeps the load constant."""
+    """A request in flight. ``prompt`` is None for one that only keeps the load constant.
+
+    ``late`` is how long it had been due when it was sent: a step of the engine cannot be broken
+    off for an arrival, and that wait belongs to the request.
+    """
 
     prompt: Prompt | None
+    sent: float
+    late: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    chunks: list[tuple[float, int | None]] = field(default_factory=list)
 
 
 class EngineBackend:
-    """The project's own engine, in this process. One set of weights serves every arm."""
+    """Nothing is carried over from one start to the next but the weights."""
+
+    name = "own"
+    fresh_start_is_cheap = True
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._ids: dict[str, list[int]] = {}
         self._numbers = count()
 
-    def start(self, speculation: SpeculationConfig | None) -> None:
-        self._llm.set_speculation(speculation)
+    def check(self, arm: Arm) -> str:
+        return check_arm(arm)
+
+    def start(self, arm: Arm) -> Started:
+        config = _config(arm)
+        self._llm.set_speculation(config)
         self._llm.reset_caches()
         self._llm.engine.stats.reset()
+        return Started(
+            version=__version__,
+            kv_tokens=self._llm.engine.pool.blocks * self._llm.engine.config.block_size,
+            effective={} if config is None else asdict(config),
+        )
 
-    def stream(self, prompts: Sequence[Prompt], clients: int) -> Iterator[Answer]:
-        """A closed loop: a client sends its next request when the last one is answered.
+    def stream(self, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:
+        """See `wager.backend.Backend`. What fills the load hits no prefix of a counted request."""
+        if load.clients is not None:
+            return self._closed_loop(prompts, load.clients)
+        if load.rate is None:
+            raise ConfigError("clients: give a number of clients or a rate")
+        return self._arrivals(prompts, load.rate, load.seed)
 
-        Once the prompts run out, earlier ones are sent again, uncounted and without prefix hits,
-        so that the last counted replies still meet the full load; those are aborted at the end.
-        """
+    def _closed_loop(self, prompts: Sequence[Prompt], clients: int) -> Iterator[Answer]:
         engine = self._llm.engine
         waiting = deque(prompts)
         again = cycle(prompts)
@@ -98,29 +86,81 @@ class EngineBackend:
                 while len(flying) < clients:
                     prompt = waiting.popleft() if waiting else None
                     counted += prompt is not None
-                    name = self._submit(prompt or next(again), filler=prompt is None)
-                    flying[name] = _Open(prompt)
+                    self._send(flying, prompt or next(again), filler=prompt is None)
                 for output in engine.step():
                     answer = _collect(output, flying)
                     if answer is not None:
                         counted -= 1
                         yield answer
         finally:
-            for name in flying:
-                engine.abort(name)
-            while engine.has_work():
-                engine.step()
+            self._abort(flying)
+
+    def _arrivals(self, prompts: Sequence[Prompt], rate: float, seed: int) -> Iterator[Answer]:
+        """Poisson arrivals: independent gaps of 1 / rate seconds on average."""
+        engine = self._llm.engine
+        gaps = Random(seed)
+        waiting = deque(prompts)
+        flying: dict[str, _Open] = {}
+        due = time.perf_counter() + gaps.expovariate(rate)
+        try:
+            while waiting or flying:
+                while waiting and (late := time.perf_counter() - due) >= 0.0:
+                    self._send(flying, waiting.popleft(), late=late)
+                    due += gaps.expovariate(rate)
+                if not flying:
+                    time.sleep(max(0.0, due - time.perf_counter()))
+                    continue
+                for output in engine.step():
+                    answer = _collect(output, flying)
+                    if answer is not None:
+                        yield answer
+        finally:
+            self._abort(flying)
+
+    def _abort(self, flying: dict[str, _Open]) -> None:
+        engine = self._llm.engine
+        for name in flying:
+            engine.abort(name)
+        while engine.has_work():
+            engine.step()
 
     def counters(self) -> Counters:
         stats = self._llm.engine.stats
-        return Counters(stats.plain_ms + stats.verify_ms + stats.prefill_ms, stats.draft_ms)
+        counts = stats.counts
+        return Counters(
+            total_ms=stats.plain_ms + stats.verify_ms + stats.prefill_ms,
+            draft_ms=stats.draft_ms,
+            steps=counts.steps,
+            drafts=counts.drafted_steps,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            accepted_at=tuple(counts.accepted_at),
+            preemptions=stats.preemptions,
+            generated=counts.committed,
+        )
 
     def stop(self) -> None:
         """Nothing runs between two streams: the arms share the process."""
 
-    def _submit(self, prompt: Prompt, filler: bool) -> str:
+    def step_times(self) -> dict[str, float | None]:
+        """Median milliseconds of a whole step (with sampler) of one request by rows, context 512.
+
+        None where the context of the model has no room for it.
+        """
+        engine = self._llm.engine
+        fitting = [rows for rows in STEP_ROWS if STEP_CONTEXT + rows <= engine.max_model_len]
+        times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
+        # Round by round, so that a disturbance does not strike all steps of one size.
+        for _ in range(_STEP_ROUNDS):
+            for rows in fitting:
+                times[rows] += engine.costs.measure(rows, STEP_CONTEXT, repeats=3)
+        return {str(rows): median(found) for rows, found in times.items()}
+
+    def _send(
+        self, flying: dict[str, _Open], prompt: Prompt, *, filler: bool = False, late: float = 0.0
+    ) -> None:
         try:
-            return self._llm.engine.add_request(
+            name = self._llm.engine.add_request(
                 self._prompt_ids(prompt),
                 prompt.params,
                 f"{prompt.id}/{next(self._numbers)}",
@@ -128,6 +168,7 @@ class EngineBackend:
             )
         except RequestError as error:
             raise RequestError(f"{prompt.id}: {error}") from error
+        flying[name] = _Open(None if filler else prompt, time.perf_counter(), late)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if prompt.id not in self._ids:
@@ -149,12 +190,31 @@ class EngineBackend:
         return self._llm.chat_ids(messages)
 
 
+def check_arm(arm: Arm) -> str:
+    """The values in effect, in a line for people. Raises ConfigError before a model is loaded."""
+    config = _config(arm)
+    if config is None:
+        return "no drafts"
+    drafter_class(config.method)
+    return config.describe()
+
+
+def _config(arm: Arm) -> SpeculationConfig | None:
+    return None if arm.speculation is None else SpeculationConfig.parse(arm.speculation.config())
+
+
 def _collect(output: RequestOutput, flying: dict[str, _Open]) -> Answer | None:
     """Take in what is new of a request; its answer once a counted one is finished."""
     request = flying.get(output.request_id)
     if request is None:
         return None
     choice = output.outputs[0]
+    first, total = output.first_token_s, output.total_s
+    if choice.token_ids:
+        # The engine's own times where it tells them, so that all figures are of one clock.
+        now = time.perf_counter() - request.sent
+        at = first if first is not None and not request.chunks else now if total is None else total
+        request.chunks.append((at + request.late, len(choice.token_ids)))
     request.token_ids.extend(choice.token_ids)
     request.text.append(choice.text)
     if not output.finished:
@@ -164,9 +224,15 @@ def _collect(output: RequestOutput, flying: dict[str, _Open]) -> Answer | None:
         return None
     return Answer(
         prompt_id=request.prompt.id,
-        token_ids=request.token_ids,
         text="".join(request.text),
-        first_token_s=output.first_token_s if output.first_token_s is not None else 0.0,
-        total_s=output.total_s if output.total_s is not None else 0.0,
+        first_token_s=None if first is None else first + request.late,
+        total_s=(total or 0.0) + request.late,
+        tokens=len(request.token_ids),
+        token_ids=request.token_ids,
+        prompt_tokens=len(output.prompt_token_ids),
+        cached_tokens=output.cached_tokens,
+        finish_reason=choice.finish_reason,
+        chunks=request.chunks,
         counts=choice.counts,
+        logprobs=choice.logprobs,
     )

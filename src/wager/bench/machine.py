@@ -12,7 +12,7 @@ import numpy as np
 import wager
 
 
-def machine(instruction_set: str) -> dict[str, Any]:
+def machine(instruction_set: str | None) -> dict[str, Any]:
     """CPU name, logical cores that this process may use, memory in bytes, instruction set."""
     return {
         "cpu": _cpu_name(),

@@ -9,17 +9,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from wager.arms import PLAIN
 from wager.bench.measure import DEFAULT_SPECULATION
-from wager.bench.results import STEP_CONTEXT, Cell, Report, highest_speedup
-from wager.bench.statistics import Ratio, disturbed, tokens_per_step
+from wager.bench.remarks import advice_lines, conclusion, notes
+from wager.bench.results import STEP_CONTEXT, ArmResult, BothTimes, Cell, Report
+from wager.bench.spelling import NA, number, percent, spelt
 from wager.bench.workloads import DEFAULT_PROMPTS
 
 if TYPE_CHECKING:
-    from wager.bench.run import Plan, Run
+    from wager.bench.plan import Plan
 
-NA: Final = "n/a"
 _PIPE_WIDTH: Final = 160
-_VERDICT_STYLE: Final = {"use": "green", "do not use": "red", "no difference": "yellow"}
+_VERDICT_STYLE: Final = {
+    "use": "green", "do not use": "red", "no difference": "yellow", "NOT ACTIVE": "red",
+}  # fmt: skip
 
 
 def console(color: bool = True) -> Console:
@@ -41,9 +44,7 @@ _DETAIL: Final[tuple[Column, ...]] = (
     ("accepted\n/ drafted", lambda cell: percent(cell.acceptance_rate)),
     ("steps with\na draft", lambda cell: percent(cell.coverage)),
 )
-_LAST: Final[tuple[Column, ...]] = (
-    ("same\noutput", lambda cell: f"{cell.identical}/{cell.outputs}"),
-)
+_LAST: Final[tuple[Column, ...]] = (("same\noutput", lambda cell: same_output(cell)),)
 
 
 def table(cells: Sequence[Cell], *, detail: bool = True) -> Table:
@@ -52,23 +53,52 @@ def table(cells: Sequence[Cell], *, detail: bool = True) -> Table:
     Without ``detail`` it fits into 80 columns: acceptance and coverage are left out, and so is
     the number of clients where it is the same throughout.
     """
-    keys: list[Column] = [("workload", lambda cell: cell.workload)]
-    if len({cell.method for cell in cells}) > 1:
-        keys.append(("method", lambda cell: cell.method))
     figures = [*_FIRST, *(_DETAIL if detail else ()), *_LAST]
-    if detail or len({cell.clients for cell in cells}) > 1:
-        figures.insert(0, ("clients", lambda cell: str(cell.clients)))
+    grid, columns = _grid(cells, figures, detail=detail)
+    grid.add_column("verdict", no_wrap=True)
+    for cell in cells:
+        said = (cell.status if cell.status == "NOT ACTIVE" else cell.verdict) or NA
+        # Text objects, since rich would take the bracket of an interval for a style.
+        row = [Text(value(cell)) for _, value in columns]
+        grid.add_row(*row, Text(said, _VERDICT_STYLE.get(said, "")))
+    return grid
+
+
+_LATENCY: Final[tuple[Column, ...]] = (
+    ("first token\np50 ms", lambda cell: change(cell.ttft_s, "p50")),
+    ("per token\np50 ms", lambda cell: change(cell.tpot_s, "p50")),
+    ("per chunk\np50 ms", lambda cell: change(cell.chunk_gap_s, "p50")),
+    ("per chunk\np99 ms", lambda cell: change(cell.chunk_gap_s, "p99")),
+    ("request\np50 ms", lambda cell: change(cell.request_s, "p50")),
+    ("request\np95 ms", lambda cell: change(cell.request_s, "p95")),
+)
+
+
+def latency_table(cells: Sequence[Cell]) -> Table:
+    """Latencies, plain > speculative, in milliseconds."""
+    grid, columns = _grid(cells, list(_LATENCY), detail=True)
+    for cell in cells:
+        grid.add_row(*(Text(value(cell)) for _, value in columns))
+    return grid
+
+
+def _grid(
+    cells: Sequence[Cell], figures: list[Column], *, detail: bool
+) -> tuple[Table, list[Column]]:
+    """The headings: what tells the cells apart, then the figures."""
+    keys: list[Column] = [("workload", lambda cell: cell.workload)]
+    if len({cell.arm for cell in cells}) > 1:
+        keys.append(("arm", lambda cell: cell.arm))
+    if any(cell.rate is not None for cell in cells):
+        figures = [("load", lambda cell: spelt(cell.clients, cell.rate)), *figures]
+    elif detail or len({cell.clients for cell in cells}) > 1:
+        figures = [("clients", lambda cell: str(cell.clients)), *figures]
     grid = Table(box=None, pad_edge=False, padding=(0, 2 if detail else 1, 0, 0))
     for heading, _ in keys:
         grid.add_column(heading, no_wrap=True)
     for heading, _ in figures:
         grid.add_column(heading, justify="right", no_wrap=True)
-    grid.add_column("verdict", no_wrap=True)
-    for cell in cells:
-        # Text objects, since rich would take the bracket of an interval for a style.
-        row = [Text(value(cell)) for _, value in (*keys, *figures)]
-        grid.add_row(*row, Text(cell.verdict or NA, _VERDICT_STYLE.get(cell.verdict or "", "")))
-    return grid
+    return grid, [*keys, *figures]
 
 
 def _fitting(out: Console, cells: Sequence[Cell]) -> Table:
@@ -78,14 +108,18 @@ def _fitting(out: Console, cells: Sequence[Cell]) -> Table:
     return whole if width <= out.width else table(cells, detail=False)
 
 
-def number(value: float | None, digits: int = 1) -> str:
-    """Fixed digits, or n/a: what was not measured is never shown as 0."""
-    return NA if value is None else f"{value:.{digits}f}"
+def same_output(cell: Cell) -> str:
+    """Equal of compared replies; n/a where none can be expected to be equal."""
+    return NA if cell.identical is None else f"{cell.identical}/{cell.identity.compared}"
 
 
-def percent(value: float | None) -> str:
-    """A share as a whole percentage, or n/a."""
-    return NA if value is None else f"{100 * value:.0f} %"
+def change(times: BothTimes, which: str) -> str:
+    """A percentile of both arms in milliseconds, for instance ``51.2 > 14.0``."""
+
+    def ms(seconds: float | None) -> str:
+        return NA if seconds is None else f"{1e3 * seconds:.1f}"
+
+    return f"{ms(getattr(times.plain, which))} > {ms(getattr(times.spec, which))}"
 
 
 def interval(cell: Cell) -> str:
@@ -97,7 +131,7 @@ def interval(cell: Cell) -> str:
     return f"{cell.speedup:.2f} [{cell.speedup_low:.2f}, {cell.speedup_high:.2f}]"
 
 
-def show(out: Console, report: Report, plan: Plan, run: Run, *, interrupted: bool = False) -> None:
+def show(out: Console, report: Report, plan: Plan, *, interrupted: bool = False) -> None:
     """Print the whole report: what was measured, the table, the notes, the conclusion."""
 
     def say(text: str) -> None:
@@ -105,39 +139,84 @@ def show(out: Console, report: Report, plan: Plan, run: Run, *, interrupted: boo
         out.print(text, markup=False, soft_wrap=not out.is_terminal)
 
     say(header(report))
-    for arm in plan.arms:
-        if arm.speculation is not None:
-            label = "speculation" if arm.name == arm.speculation.method else arm.name
-            share = run.draft_share(arm.name)
-            took = "" if share is None else f"; drafting took {100 * share:.1f} % of the time"
-            say(f"{label}: {arm.speculation.describe()}{took}")
-    runs = 2 * plan.repeats
-    say(f"{plan.prompts} prompts per workload, each {runs} times per arm, arms in turn (ABBA)")
-    if plan.prompts < DEFAULT_PROMPTS:
-        say(f"fewer than {DEFAULT_PROMPTS} prompts: a quick look, the intervals are rough")
+    for line in (*arm_lines(report), *plan_lines(plan)):
+        say(line)
     if interrupted:
         say("INTERRUPTED: what follows was measured until then")
+    elif not report.complete:
+        say("STOPPED EARLY: what follows was measured until then")
     if (steps := step_line(report)) is not None:
         say(steps)
     out.print()
     out.print(_fitting(out, report.cells))
-    remarks = notes(report.cells)
+    by_rate = any(cell.rate is not None for cell in report.cells)
+    if report.cells and (report.engine != "own" or by_rate):
+        out.print()
+        say("latencies, plain > speculative:")
+        out.print(latency_table(report.cells))
+    remarks = notes(report)
     if remarks:
         out.print()
     for line in remarks:
         say(f"- {line}")
     if report.cells:
         out.print()
-        say(conclusion(report.cells))
+        advice = advice_lines(report)
+        for line in (*advice, conclusion(report.cells, brief=bool(advice))):
+            say(line)
 
 
 def header(report: Report) -> str:
     """What was measured, on what."""
-    cpu = report.machine["cpu"]
-    return (
-        f"{report.model}, weights {report.weights}, kv {report.kv}, {report.threads} threads, "
-        f"{report.machine['isa']} on {cpu} ({report.machine['cores']} cores)"
-    )
+    machine = report.machine
+    place = f"{machine['cpu']} ({machine['cores']} cores)"
+    if report.engine == "own":
+        return (
+            f"{report.model}, weights {report.weights}, kv {report.kv}, {report.threads} threads, "
+            f"{machine['isa']} on {place}"
+        )
+    version = next((arm.version for arm in report.arms if arm.version), None)
+    return f"{report.model} on {report.engine} {version or '(version n/a)'}, {place}"
+
+
+def arm_lines(report: Report) -> list[str]:
+    """The values in effect of each arm; of other engines also start-up and room for KV."""
+    speculative = [arm for arm in report.arms if arm.method != PLAIN]
+    shown = speculative if report.engine == "own" else report.arms
+    out = []
+    for arm in shown:
+        label = "speculation" if arm in speculative and len(speculative) == 1 else arm.arm
+        line = f"{label}: {arm.description}"
+        if arm.error is not None:
+            out.append(f"FAILED: {arm.arm}: {arm.error}")
+            continue
+        if arm.draft_time_share is not None and arm in speculative:
+            line += f"; drafting took {100 * arm.draft_time_share:.1f} % of the time"
+        out.append(line + ("" if report.engine == "own" else _server_facts(arm)))
+    return out
+
+
+def _server_facts(arm: ArmResult) -> str:
+    text = ""
+    if arm.startup_s.any is not None:
+        text += f"; ready after {arm.startup_s.any:.1f} s"
+    if arm.kv_tokens is not None:
+        text += f"; {arm.kv_tokens} KV tokens"
+        if arm.kv_share_lost is not None and arm.method != PLAIN:
+            text += f" ({100 * arm.kv_share_lost:.1f} % lost)"
+    return text
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """How much was asked, and in which order."""
+    sizes = [len(cell.prompts) for cell in plan.cells]
+    fewest, most = min(sizes, default=0), max(sizes, default=0)
+    prompts = str(most) if fewest == most else f"{fewest} to {most}"
+    line = f"{prompts} prompts per workload, each {2 * plan.repeats} times per arm"
+    line += ", arms in turn (ABBA)" if plan.engine == "own" else ", a server each (ABBA)"
+    few = fewest < DEFAULT_PROMPTS
+    hint = f"fewer than {DEFAULT_PROMPTS} prompts: a quick look, the intervals are rough"
+    return [line, hint] if few else [line]
 
 
 def step_line(report: Report) -> str | None:
@@ -151,105 +230,3 @@ def step_line(report: Report) -> str | None:
     if k + 1 in known:
         line += f"; checking {k} draft tokens costs {known[k + 1] / known[1]:.2f} plain steps"
     return line
-
-
-def notes(cells: Sequence[Cell]) -> list[str]:
-    """What a reader must know beside the table; one line each."""
-    out = []
-    for cell in cells:
-        place = _place(cell, cells)
-        if cell.identical < cell.outputs:
-            changed = cell.outputs - cell.identical
-            out.append(f"OUTPUT CHANGED: {place}: {changed} of {cell.outputs} replies differ")
-        if cell.drafted == 0:
-            out.append(f"NOT ACTIVE: {place}: {cell.method} never proposed anything")
-        highest = highest_speedup(cell.clients, cell.prefill_share, cell.requests)
-        if disturbed(Ratio(cell.speedup, cell.speedup_low, cell.speedup_high), highest):
-            out.append(
-                f"DISTURBED: {place}: {number(cell.speedup, 2)}x was measured, but the steps allow "
-                f"{number(highest, 2)}x at most; something else used the machine, measure again"
-            )
-        if cell.followed is not None:
-            out.append(f"{place}: instruction followed in {cell.followed} of {cell.outputs}")
-        if cell.loops:
-            out.append(f"{place}: {cell.loops} of {cell.outputs} replies end in a loop, "
-                       "which flatters every drafter that copies")  # fmt: skip
-        means = tokens_per_step([(r.tokens, r.steps) for r in cell.requests if r.steps])
-        if means.pooled and means.mean_of_requests and _far(means.pooled, means.mean_of_requests):
-            out.append(
-                f"{place}: {means.pooled:.2f} tokens per step pooled over all steps, "
-                f"{means.mean_of_requests:.2f} as the mean of the requests' own averages"
-            )
-    return out
-
-
-def _far(a: float, b: float) -> bool:
-    return abs(a - b) > 0.2 * min(a, b)
-
-
-def conclusion(cells: Sequence[Cell]) -> str:
-    """One paragraph: where drafts hit, where they miss, and what to do about it."""
-    parts = []
-    hits = [c for c in cells if c.verdict == "use"]
-    misses = [c for c in cells if c.verdict == "do not use"]
-    even = [c for c in cells if c.verdict == "no difference"]
-    unknown = [c for c in cells if c.verdict is None]
-    if hits:
-        parts.append("Speculation pays on " + _listed([_hit(c, cells) for c in hits]) + ".")
-    if even:
-        parts.append("No difference was shown on " + _listed([_miss(c, cells) for c in even]) + ".")
-    if misses:
-        parts.append(
-            "It costs time on " + _listed([_miss(c, cells) for c in misses])
-            + ": do not use it there."
-        )  # fmt: skip
-    if unknown:
-        parts.append(
-            "Not enough replies for a verdict: "
-            + _listed([_place(c, cells) for c in unknown]) + "."
-        )  # fmt: skip
-    outputs = sum(c.outputs for c in cells)
-    same = sum(c.identical for c in cells)
-    if outputs and same == outputs:
-        parts.append(f"It changed no reply: {same} of {outputs} are equal, token for token.")
-    elif outputs:
-        parts.append(f"It CHANGED {outputs - same} of {outputs} replies.")
-    return " ".join(parts)
-
-
-def _hit(cell: Cell, cells: Sequence[Cell]) -> str:
-    text = f"{_place(cell, cells)} ({number(cell.speedup, 2)}x"
-    if cell.acceptance_rate is not None:
-        text += (
-            f": {percent(cell.acceptance_rate)} of the drafted tokens were right, "
-            f"{number(cell.tokens_per_step, 1)} tokens per step"
-        )
-    return text + ")"
-
-
-def _miss(cell: Cell, cells: Sequence[Cell]) -> str:
-    text = f"{_place(cell, cells)} ({number(cell.speedup, 2)}x"
-    if cell.drafted == 0:
-        text += ": nothing to draft from"
-    elif cell.acceptance_rate is not None:
-        text += (
-            f": {percent(cell.coverage)} of the steps had a draft, "
-            f"{percent(cell.acceptance_rate)} of the drafted tokens were right"
-        )
-    if cell.prefill_share is not None and cell.prefill_share > 0.5:
-        text += f"; {percent(cell.prefill_share)} of the time goes into the prompt"
-    return text + ")"
-
-
-def _place(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The workload, with clients and method where they differ between the cells."""
-    parts = [cell.workload]
-    if len({c.clients for c in cells}) > 1:
-        parts.append(f"at {cell.clients} client{'s' if cell.clients > 1 else ''}")
-    if len({c.method for c in cells}) > 1:
-        parts.append(f"with {cell.method}")
-    return " ".join(parts)
-
-
-def _listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,104 +1,225 @@
-"""One run of the benchmark from its options: the plan, the cells, the report."""
+"""One run of the benchmark: the blocks of a plan, one after the other, and what they found."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TypeAlias
 
-from wager.bench.backend import Backend
-from wager.bench.machine import machine, versions
-from wager.bench.measure import PLAIN, Arm, Measurement, measure, warm_up
-from wager.bench.prompts import Recipe
-from wager.bench.results import STEP_CONTEXT, STEP_ROWS, Cell, Report, cell
-from wager.bench.statistics import median
-from wager.bench.workloads import prompts
-
-if TYPE_CHECKING:
-    from wager.engine.llm import LLM
-
-_STEP_ROUNDS: Final = 3
-
-Progress = Callable[[str, int, int], None]
-"""(what runs, runs done, runs in all) of the current workload and number of clients."""
+from wager.arms import PLAIN, Arm
+from wager.backend import Answer, Backend, EngineError, Started
+from wager.bench.figures import advice, cell
+from wager.bench.journal import Journal, PartKey, PartRecord
+from wager.bench.measure import Measurement
+from wager.bench.plan import Block, Part, Plan, schedule
+from wager.bench.results import Cell
+from wager.bench.spelling import spelt
+from wager.bench.verdicts import OverLoads
 
 
-@dataclass(slots=True)
-class Plan:
-    """What is to be measured."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Progress: ``what`` is at ``done`` of ``total`` requests, the run at ``done_in_all``."""
 
-    recipes: Sequence[Recipe]
-    clients: Sequence[int]
-    arms: Sequence[Arm]
-    repeats: int
-    prompts: int
-    max_tokens: int | None
-    seed: int = 0
+    what: str
+    done: int
+    total: int
+    done_in_all: int
+    in_all: int
+
+
+Progress: TypeAlias = Callable[[Event], None]
 
 
 @dataclass(slots=True)
 class Run:
-    """The cells so far. Filled as measurements end, so that an interrupt loses nothing."""
+    """What was found so far. Filled part by part, so that an early end loses nothing finished."""
 
-    cells: list[Cell] = field(default_factory=list)
-    measurements: list[Measurement] = field(default_factory=list)
+    plan: Plan
+    measurements: list[Measurement]
+    described: dict[str, str] = field(default_factory=dict)
+    started: dict[str, list[Started]] = field(default_factory=dict)
+    identity: dict[str, dict[str, list[Answer]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    complete: bool = False
 
-    def add(self, measurement: Measurement) -> None:
-        """Take in what one measurement holds, complete or not."""
-        found = [cell(measurement, arm) for arm in measurement.arms if arm.name != PLAIN]
-        self.cells.extend(c for c in found if c is not None)
-        self.measurements.append(measurement)
+    @classmethod
+    def of(cls, plan: Plan) -> Run:
+        """Nothing measured yet."""
+        return cls(plan, plan.measurements())
 
-    def draft_share(self, arm: str) -> float | None:
-        """Share of an arm's engine time that went into drafting (propose and observe)."""
-        total = sum(m.total_ms.get(arm, 0.0) for m in self.measurements)
-        return sum(m.draft_ms.get(arm, 0.0) for m in self.measurements) / total if total else None
+    def cells(self) -> list[Cell]:
+        """One per workload, load and speculative arm, of what is complete so far."""
+        found = (cell(m, arm) for m in self.measurements for arm in m.arms if arm.name != PLAIN)
+        return [c for c in found if c is not None]
 
+    def verdicts(self) -> list[OverLoads]:
+        """The advice over the loads."""
+        return advice(self.cells())
 
-def execute(backend: Backend, plan: Plan, vocab_size: int, run: Run, progress: Progress) -> None:
-    """Measure everything in ``plan``; on any exception ``run`` holds what was finished."""
-    warm = True
-    for recipe in plan.recipes:
-        drawn = prompts(recipe, plan.prompts, vocab_size, plan.seed, plan.max_tokens)
-        for clients in plan.clients:
-            if warm:
-                warm_up(backend, drawn[0], plan.arms)
-                warm = False
-            what = f"{recipe.name}, {clients} client{'s' if clients > 1 else ''}"
-            measurement = Measurement(recipe.name, clients, drawn, list(plan.arms))
-
-            def tell(done: int, total: int, what: str = what) -> None:
-                progress(what, done, total)
-
-            try:
-                measure(backend, measurement, plan.repeats, tell)
-            finally:
-                run.add(measurement)
+    def take(self, arm: Arm, part: Part, record: PartRecord) -> None:
+        """Take in one finished part."""
+        if part.cell is not None:
+            self.measurements[part.cell].take(arm, record.answers, record.counted, record.seconds)
+        elif part.kind == "identity":
+            kept = self.identity.setdefault(arm.name, {})
+            for answer in record.answers:
+                kept.setdefault(answer.prompt_id, []).append(answer)
 
 
-def step_times(llm: LLM) -> dict[str, float | None]:
-    """Median milliseconds of a whole step (with sampler) of one request by rows, context 512.
+@dataclass(slots=True)
+class Executor:
+    """Runs the blocks of a plan on a backend.
 
-    None where the context of the model has no room for it.
+    ``deadline`` is a value of time.monotonic(): the part that runs then is the last one. What an
+    earlier run had finished (``journal``) is taken in and not measured again; an arm whose server
+    does not start is given up, the others go on.
     """
-    fitting = [rows for rows in STEP_ROWS if STEP_CONTEXT + rows <= llm.engine.max_model_len]
-    times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
-    # Round by round, so that a disturbance does not strike all steps of one size.
-    for _ in range(_STEP_ROUNDS):
-        for rows in fitting:
-            times[rows] += llm.engine.costs.measure(rows, STEP_CONTEXT, repeats=3)
-    return {str(rows): median(found) for rows, found in times.items()}
+
+    backend: Backend
+    run: Run
+    journal: Journal | None = None
+    deadline: float | None = None
+    progress: Progress = lambda event: None
+    _blocks: list[Block] = field(default_factory=list)
+    _done: dict[PartKey, PartRecord] = field(default_factory=dict)
+
+    def execute(self) -> None:
+        """Measure what is missing; on any exception `run` holds what was finished."""
+        plan = self.run.plan
+        # Before anything is started: what an engine cannot do is said at once.
+        for arm in plan.arms:
+            self.run.described[arm.name] = self.backend.check(arm)
+        self._blocks = schedule(plan, self.backend.fresh_start_is_cheap)
+        if self.journal is not None:
+            self._restore(self.journal)
+        for number, block in enumerate(self._blocks):
+            if block.arm.name in self.run.failed or not self._missing(number):
+                continue
+            if self._late():
+                return
+            self._block(number)
+        self.run.complete = not any(
+            self._missing(number)
+            for number, block in enumerate(self._blocks)
+            if block.arm.name not in self.run.failed
+        )
+
+    def _restore(self, journal: Journal) -> None:
+        finished = journal.finished
+        self.run.failed.update(finished.failed)
+        for number, started in finished.started.items():
+            self.run.started.setdefault(self._blocks[number].arm.name, []).append(started)
+        for key, record in sorted(finished.parts.items()):
+            block, part = key
+            self._done[key] = record
+            self.run.take(self._blocks[block].arm, self._blocks[block].parts[part], record)
+
+    def _missing(self, number: int) -> bool:
+        """Whether something that counts is left to do; a warm-up alone does not start a server.
+
+        The blocks that are nothing but a warm-up are for what follows them.
+        """
+        parts = self._blocks[number].parts
+        if all(part.kind == "warm-up" for part in parts):
+            return any(
+                self._missing(n)
+                for n, block in enumerate(self._blocks)
+                if any(part.kind != "warm-up" for part in block.parts)
+            )
+        return any(
+            (number, index) not in self._done
+            for index, part in enumerate(parts)
+            if part.kind != "warm-up"
+        )
+
+    def _late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _block(self, number: int) -> None:
+        arm = self._blocks[number].arm
+        try:
+            self._run_block(number, arm)
+        except EngineError as error:
+            self._give_up(arm, error)
+
+    def _run_block(self, number: int, arm: Arm) -> None:
+        started = self.backend.start(arm)
+        try:
+            # Where a start is nothing but a reset, the first one says it all.
+            if not (self.backend.fresh_start_is_cheap and arm.name in self.run.started):
+                self.run.started.setdefault(arm.name, []).append(started)
+                if self.journal is not None:
+                    self.journal.started(number, started)
+            for index, part in enumerate(self._blocks[number].parts):
+                if (number, index) in self._done:
+                    continue
+                self._part((number, index), arm, part)
+                if self._late():
+                    return
+        finally:
+            self.backend.stop()
+
+    def _give_up(self, arm: Arm, error: EngineError) -> None:
+        """Without plain decoding, or without any other arm, there is nothing to compare."""
+        self.run.failed[arm.name] = str(error)
+        if arm.name == PLAIN or len(self.run.failed) == len(self.run.plan.arms) - 1:
+            raise error
+        if self.journal is not None:
+            self.journal.failed(arm.name, str(error))
+
+    def _part(self, key: PartKey, arm: Arm, part: Part) -> None:
+        before = self.backend.counters()
+        begun = time.perf_counter()
+        answers = []
+        for answer in self.backend.stream(part.prompts, part.load):
+            answers.append(answer)
+            self._tell(key, part, len(answers))
+        seconds = time.perf_counter() - begun
+        counted = self.backend.counters().since(before)
+        # Taken in only when the whole part is there: a broken one leaves no unpaired answers.
+        record = PartRecord(answers, counted, seconds)
+        if part.kind == "warm-up":
+            _check(arm, answers)
+        else:
+            self._done[key] = record
+            if self.journal is not None:
+                self.journal.part(key, record)
+            self.run.take(arm, part, record)
+
+    def _tell(self, key: PartKey, part: Part, answered: int) -> None:
+        if part.cell is None:
+            return
+        done, total, all_done, in_all = 0, 0, 0, 0
+        cheap = self.backend.fresh_start_is_cheap
+        for number, block in enumerate(self._blocks):
+            for index, other in enumerate(block.parts):
+                if other.cell is None or block.arm.name in self.run.failed:
+                    continue
+                size = len(other.prompts)
+                finished = (
+                    answered if (number, index) == key else size * ((number, index) in self._done)
+                )
+                in_all += size
+                all_done += finished
+                # On a server of its own a part is long enough to be shown alone.
+                if (other.cell == part.cell) if cheap else ((number, index) == key):
+                    total += size
+                    done += finished
+        self.progress(Event(self._name(key, part), done, total, all_done, in_all))
+
+    def _name(self, key: PartKey, part: Part) -> str:
+        planned = self.run.plan.cells[part.cell or 0]
+        name = f"{planned.workload}, {spelt(part.load.clients, part.load.rate)}"
+        if self.backend.fresh_start_is_cheap:
+            return name
+        block = self._blocks[key[0]]
+        return f"{block.arm.name}: {name} (server {key[0] + 1} of {len(self._blocks)})"
 
 
-def describe(llm: LLM, run: Run, step_ms: dict[str, float | None]) -> Report:
-    """The whole report of a run on the project's own engine."""
-    return Report(
-        model=llm.model.name,
-        weights=llm.model.weights,
-        kv=llm.engine.kv,
-        threads=llm.model.ops.threads,
-        machine=machine(llm.model.ops.instruction_set),
-        versions=versions(),
-        step_ms=step_ms,
-        cells=run.cells,
-    )
+def _check(arm: Arm, answers: Sequence[Answer]) -> None:
+    """A first batch of nothing but errors means that there is nothing to measure."""
+    errors = [answer.error for answer in answers if answer.error is not None]
+    if errors and len(errors) == len(answers):
+        raise EngineError(f"{arm.name}: every request of the warm-up failed: {errors[0]}")

@@ -124,3 +124,8 @@ def pool(requests: Sequence[DraftCounts]) -> DraftCounts:
 def median(values: Sequence[float]) -> float | None:
     """The middle value, or None of nothing."""
     return float(np.median(np.asarray(values, dtype=np.float64))) if len(values) else None
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The arithmetic mean, or None of nothing."""
+    return math.fsum(values) / len(values) if values else None

@@ -2,165 +2,349 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from wager.cli import bench_options as of
 from wager.cli import options
 from wager.cli.status import INTERRUPTED
-from wager.config import EngineConfig, SpeculationConfig
 from wager.errors import ConfigError
 
 if TYPE_CHECKING:
-    from wager.bench.run import Plan
+    from wager.backend import Backend
+    from wager.bench.plan import Plan
+    from wager.bench.run import Run
+    from wager.bench.sources import Wanted
+    from wager.bench.summary import Target
 
 DEMO_PROMPTS = 8
 DEMO_TOKENS = 128
-
-
-Workload = Annotated[
-    str | None,
-    typer.Option("--workload", metavar="LIST", show_default=False,
-                 help="Comma-separated: copy, rename, edit, explain, story, words, random, "
-                      "json, summarise, classify. Default: all."),
-]  # fmt: skip
-Clients = Annotated[
-    str, typer.Option("--clients", metavar="LIST", help="Requests in flight, e.g. 1,8.")
-]
-Speculation = Annotated[
-    list[str] | None,
-    typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
-                 help="The arm to compare with plain decoding; repeatable. "
-                      "Default: n-gram, k 8, lookup 2 to 5."),
-]  # fmt: skip
-Repeats = Annotated[
-    int, typer.Option("--repeats", help="Each runs every prompt twice per arm (A B B A).")
-]
-Prompts = Annotated[
-    int | None, typer.Option("--prompts", help="Prompts per workload. Default: 16.")
-]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", help="Cap on every answer.", show_default=False)
-]
-Seed = Annotated[int, typer.Option("--seed", help="Of the generated prompts.")]
-JsonFile = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", show_default=False,
-                 help="Also write the figures (docs/bench.schema.json)."),
-]  # fmt: skip
-Demo = Annotated[
-    bool, typer.Option("--demo", help="Fewer and shorter answers, in about three minutes.")
-]
-NoColor = Annotated[bool, typer.Option("--no-color", help="No colours.")]
+OWN = "own"
 
 
 def bench(
     model: options.ModelName,
-    workload: Workload = None,
-    clients: Clients = "1",
-    speculative_config: Speculation = None,
-    repeats: Repeats = 1,
-    prompts: Prompts = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = 0,
-    json_file: JsonFile = None,
-    demo: Demo = False,
-    no_color: NoColor = False,
+    workload: of.Workload = None,
+    clients: of.Clients = None,
+    rate: of.Rate = None,
+    arms: of.Arms = None,
+    speculative_config: of.Speculation = None,
+    repeats: of.Repeats = 1,
+    prompts: of.Prompts = None,
+    max_tokens: of.MaxTokens = None,
+    seed: of.Seed = 0,
+    json_file: of.JsonFile = None,
+    run_dir: of.RunDir = None,
+    resume: of.Resume = False,
+    time_limit: of.TimeLimit = None,
+    identity: of.Identity = None,
+    demo: of.Demo = False,
+    no_color: of.NoColor = False,
+    engine: of.Engine = OWN,
+    engine_command: of.EngineCommand = None,
+    engine_program: of.EngineProgram = None,
+    engine_args: of.EngineArgs = None,
+    start_timeout: of.StartTimeout = 900.0,
+    request_timeout: of.RequestTimeout = 900.0,
+    url: of.Url = None,
+    url_off: of.UrlOff = None,
+    url_on: of.UrlOn = None,
+    request_off: of.RequestOff = None,
+    request_on: of.RequestOn = None,
+    api_key: of.ApiKey = None,
+    metrics_url: of.MetricsUrl = None,
     weights: options.Weights = "auto",
     kv: options.Kv = "auto",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     ops: options.Ops = "auto",
 ) -> None:
-    """Measure plain and speculative decoding in turn, on the same prompts, in one process."""
+    """Measure plain and speculative decoding in turn, on the same prompts."""
+    given = dict(locals())
+    if engine not in of.ENGINES:
+        raise ConfigError(f"engine: must be one of {', '.join(of.ENGINES)}; got {engine!r}")
+    _refuse_foreign(engine, given)
     if demo:
-        prompts = DEMO_PROMPTS if prompts is None else prompts
-        max_tokens = DEMO_TOKENS if max_tokens is None else max_tokens
-        weights = "int8" if weights == "auto" else weights
-    together = _clients(clients)
-    for name, value in (("repeats", repeats), ("prompts", prompts), ("max-tokens", max_tokens)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}: must be at least 1, got {value}")
-    config = options.engine_config(
-        weights=weights, kv=kv, threads=threads, max_model_len=max_model_len, ops=ops,
-        max_num_seqs=max(together),
-    )  # fmt: skip
-    configs = [c for text in speculative_config or [] if (c := SpeculationConfig.parse(text))]
-    plan = _plan(workload, together, configs, repeats, prompts, max_tokens, seed)
-    if json_file is not None:
-        from wager.bench.results import check_writable
-
-        check_writable(json_file)
-    _measure(model, config, plan, json_file, no_color)
+        given["prompts"] = DEMO_PROMPTS if prompts is None else prompts
+        given["max_tokens"] = DEMO_TOKENS if max_tokens is None else max_tokens
+        given["weights"] = "int8" if weights == "auto" and engine == OWN else weights
+    job = _job(given)
+    with _termination_interrupts():
+        if engine == OWN:
+            _measure_own(job, given)
+        else:
+            _measure_other(job, given)
 
 
-def _clients(text: str) -> list[int]:
-    try:
-        together = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"clients: must be whole numbers such as 1,8; got {text!r}") from None
-    if min(together) < 1 or len(set(together)) < len(together):
-        raise ConfigError(f"clients: must be different numbers of at least 1; got {text!r}")
-    return together
+_OWN_ONLY = {"weights": "auto", "kv": "auto", "ops": "auto"}
+_OTHER_ONLY = ("engine_command", "engine_program", "engine_args")
+_URL_ONLY = ("url", "url_off", "url_on", "request_off", "request_on", "metrics_url")
 
 
-def _plan(
-    workload: str | None,
-    together: list[int],
-    configs: list[SpeculationConfig],
-    repeats: int,
-    prompts: int | None,
-    max_tokens: int | None,
-    seed: int,
-) -> Plan:
-    from wager.bench.measure import DEFAULT_SPECULATION, arms
-    from wager.bench.run import Plan
-    from wager.bench.workloads import DEFAULT_PROMPTS, RECIPES, chosen
+def _refuse_foreign(engine: str, given: dict[str, Any]) -> None:
+    """An option that the chosen engine would not hear of is refused rather than ignored."""
+    for name, default in _OWN_ONLY.items():
+        if engine != OWN and given[name] != default:
+            raise ConfigError(f"{name}: is for wager's own engine; use --engine-args for {engine}")
+    for name in _OTHER_ONLY:
+        if engine in (OWN, "url") and given[name] is not None:
+            raise ConfigError(f"{name.replace('_', '-')}: is for engines that are started")
+    for name in _URL_ONLY:
+        if engine != "url" and given[name] is not None:
+            raise ConfigError(f"{name.replace('_', '-')}: is for --engine url")
+    if engine == "url":
+        for name in ("threads", "max_model_len"):
+            if given[name] is not None:
+                option = name.replace("_", "-")
+                raise ConfigError(f"{option}: a server that runs already cannot be given options")
 
-    names = list(RECIPES) if workload is None else [w.strip() for w in workload.split(",")]
-    return Plan(
-        recipes=chosen(names),
-        clients=together,
-        arms=arms(configs or [DEFAULT_SPECULATION]),
-        repeats=repeats,
-        prompts=DEFAULT_PROMPTS if prompts is None else prompts,
-        max_tokens=max_tokens,
-        seed=seed,
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is asked for, checked before anything is loaded or started."""
+
+    model: str
+    engine: str
+    wanted: Wanted
+    arms: tuple[Any, ...]
+    repeats: int
+    identity: int
+    json_file: Path | None
+    run_dir: Path | None
+    resume: bool
+    time_limit: float | None
+    color: bool
+
+    def plan(self, vocab_size: Callable[[], int], settings: dict[str, Any], cheap: bool) -> Plan:
+        """The plan; ``cheap``: caches are empty at each start, so all loads get one set."""
+        from wager.bench.machine import machine, versions
+        from wager.bench.plan import Plan
+        from wager.bench.sources import draw
+
+        drawn = draw(self.wanted, vocab_size, same_for_all_loads=cheap, identity=self.identity)
+        for note in drawn.notes:
+            print(f"wager: warning: {note}", file=sys.stderr)
+        place = {"machine": machine(None), "versions": versions()}
+        return Plan(
+            engine=self.engine,
+            model=self.model,
+            arms=self.arms,
+            cells=drawn.cells,
+            repeats=self.repeats,
+            warm_up=drawn.warm_up,
+            identity=drawn.identity,
+            settings={**place, **settings},
+        )
+
+
+def _job(given: dict[str, Any]) -> _Job:
+    loads = of.loads(given["clients"], given["rate"])
+    limit = of.seconds(given["time_limit"])
+    for name in ("repeats", "prompts", "max_tokens"):
+        if given[name] is not None and given[name] < 1:
+            raise ConfigError(f"{name.replace('_', '-')}: must be at least 1, got {given[name]}")
+    for name in ("start_timeout", "request_timeout"):
+        if not given[name] > 0.0:
+            raise ConfigError(f"{name.replace('_', '-')}: must be above 0, got {given[name]:g}")
+    if given["identity"] is not None and given["identity"] < 0:
+        raise ConfigError(f"identity: must be at least 0, got {given['identity']}")
+    every = of.arms(given["arms"], given["speculative_config"])
+    from wager.bench import sources
+    from wager.bench.workloads import RECIPES
+
+    text = given["workload"]
+    names = tuple(RECIPES) if text is None else tuple(w.strip() for w in text.split(","))
+    sources.check(names)
+    json_file, run_dir = _places(given["json_file"], given["run_dir"])
+    if given["resume"] and json_file is None:
+        raise ConfigError("resume: needs the --json FILE or --run-dir DIR of the run to go on with")
+    default = 0 if given["engine"] == OWN else sources.IDENTITY_PROMPTS
+    return _Job(
+        model=given["model"],
+        engine=given["engine"],
+        wanted=sources.Wanted(names, loads, given["prompts"], given["max_tokens"], given["seed"]),
+        arms=every,
+        repeats=given["repeats"],
+        identity=default if given["identity"] is None else given["identity"],
+        json_file=json_file,
+        run_dir=run_dir,
+        resume=given["resume"],
+        time_limit=limit,
+        color=not given["no_color"],
     )
 
 
-def _measure(
-    model: str,
-    config: EngineConfig,
-    plan: Plan,
-    json_file: Path | None,
-    no_color: bool,
-) -> None:
+def _places(json_file: Path | None, run_dir: Path | None) -> tuple[Path | None, Path | None]:
+    """Where the figures go, seen to be writable before a long run."""
+    from wager.bench.results import check_writable
+
+    if run_dir is not None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run-dir: cannot make {run_dir}: {error.strerror}") from error
+        json_file = run_dir / "bench.json" if json_file is None else json_file
+    if json_file is not None:
+        check_writable(json_file)
+    return json_file, run_dir
+
+
+def _measure_own(job: _Job, given: dict[str, Any]) -> None:
+    from wager.bench.backend import EngineBackend, check_arm
+    from wager.bench.summary import Target
+
+    most = max((load.clients or 0 for load in job.wanted.loads), default=1)
+    names = ("weights", "kv", "threads", "max_model_len", "ops")
+    settings = {name: given[name] for name in names}
+    config = options.engine_config(**settings, **({"max_num_seqs": most} if most else {}))
+    for arm in job.arms:
+        check_arm(arm)
+    with options.load(job.model, config) as llm:
+        backend = EngineBackend(llm)
+        plan = job.plan(lambda: llm.engine.vocab_size, settings, cheap=True)
+
+        def target() -> Target:
+            return Target(
+                model=llm.model.name,
+                weights=llm.model.weights,
+                kv=llm.engine.kv,
+                threads=llm.model.ops.threads,
+                instruction_set=llm.model.ops.instruction_set,
+                step_ms=backend.step_times(),
+            )
+
+        _measure(job, backend, plan, target)
+
+
+def _measure_other(job: _Job, given: dict[str, Any]) -> None:
+    from wager.bench.summary import Target
+    from wager.external.engines import open_backend
+
+    backend = open_backend(job.engine, job.model, _server_options(job, given))
+    names = ("threads", "max_model_len", *_OTHER_ONLY, *_URL_ONLY)
+    settings = {name: given[name] for name in names}
+    try:
+        plan = job.plan(lambda: _vocab_size(job), settings, backend.fresh_start_is_cheap)
+        _measure(job, backend, plan, lambda: Target(model=job.model))
+    finally:
+        backend.close()
+
+
+def _vocab_size(job: _Job) -> int:
+    """Needed for random token ids only; of a server that runs already it is not known."""
+    from wager.errors import ModelError
+    from wager.models.facts import read_facts
+
+    try:
+        return read_facts(job.model, tokenizer=False).vocab_size
+    except ModelError as error:
+        raise ConfigError(
+            "workload: random needs the size of the vocabulary, and the model tells none "
+            f"({error}); leave it out, or name the model by its file or directory"
+        ) from error
+
+
+def _server_options(job: _Job, given: dict[str, Any]) -> Any:
+    if job.engine == "url":
+        from wager.external.url import UrlOptions
+
+        def body(name: str) -> dict[str, Any]:
+            text = given[name]
+            option = name.replace("_", "-")
+            return {} if text is None else of.json_object(option, text, '{"speculative": false}')
+
+        return UrlOptions(
+            url=given["url"],
+            url_off=given["url_off"],
+            url_on=given["url_on"],
+            request_off=body("request_off"),
+            request_on=body("request_on"),
+            model=None if job.model in ("", "-") else job.model,
+            api_key=given["api_key"],
+            metrics_url=given["metrics_url"],
+            request_timeout_s=given["request_timeout"],
+        )
+    from wager.external.server import ServerOptions
+
+    try:
+        arguments = tuple(shlex.split(given["engine_args"] or ""))
+    except ValueError as error:
+        raise ConfigError(f"engine-args: {error}") from error
+    most = max((load.clients or 0 for load in job.wanted.loads), default=0)
+    return ServerOptions(
+        engine_command=given["engine_command"],
+        program=given["engine_program"],
+        arguments=arguments,
+        max_model_len=given["max_model_len"],
+        max_clients=most or None,
+        threads=given["threads"],
+        start_timeout_s=given["start_timeout"],
+        request_timeout_s=given["request_timeout"],
+        log_dir=None if job.run_dir is None else job.run_dir / "logs",
+    )
+
+
+def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Target]) -> None:
     from wager.bench import report
-    from wager.bench.backend import EngineBackend
+    from wager.bench.journal import Journal, journal_path
     from wager.bench.results import write
-    from wager.bench.run import Run, describe, execute, step_times
+    from wager.bench.run import Executor, Run
+    from wager.bench.summary import summarise
     from wager.cli.progress import Progress
 
-    console = report.console(color=not no_color)
-    run = Run()
+    run = Run.of(plan)
+    deadline = None if job.time_limit is None else time.monotonic() + job.time_limit
+    path = journal_path(job.json_file, job.run_dir)
+    book = nullcontext() if path is None else Journal(path, plan.digest(), resume=job.resume)
     interrupted = False
-    with options.load(model, config) as llm:
-        with Progress(sys.stderr) as progress:
-            try:
-                step_ms = step_times(llm)
-                backend = EngineBackend(llm)
-                execute(backend, plan, llm.engine.vocab_size, run, progress)
-            except KeyboardInterrupt:
-                interrupted = True
-                if not run.cells:
-                    raise
-        found = describe(llm, run, step_ms)
-    report.show(console, found, plan, run, interrupted=interrupted)
+    with book as journal, Progress(sys.stderr) as progress:
+        try:
+            known = target()
+            Executor(backend, run, journal, deadline, progress).execute()
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted:
+        _say_how_to_go_on(path, run)
+        if not run.cells():
+            raise KeyboardInterrupt
+    found = summarise(run, known)
+    report.show(report.console(color=job.color), found, plan, interrupted=interrupted)
     if interrupted:
         # What is written must be complete, so an interrupted run is only printed.
         raise typer.Exit(INTERRUPTED)
-    if json_file is not None:
-        write(found, json_file)
+    if job.json_file is not None:
+        write(found, job.json_file)
+    if journal is not None and run.complete and job.run_dir is None:
+        journal.remove()
+
+
+def _say_how_to_go_on(path: Path | None, run: Run) -> None:
+    if path is not None and path.exists() and any(m.answers for m in run.measurements):
+        print(f"finished parts are in {path}; go on with --resume", file=sys.stderr)
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: engines are stopped, what is finished is kept."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
