@@ -1,0 +1,157 @@
+"""`wager replay`: what drafting would have done to recorded answers, without model or GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wager.arms import Arm, parse_arms
+from wager.cli.bench_options import loads
+from wager.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from wager.bench.replay import Replay
+    from wager.bench.replay_report import Asked
+
+Logs = Annotated[
+    Path | None,
+    typer.Argument(metavar="LOGS.jsonl", show_default=False,
+                   help="Recorded requests and answers: JSON lines, or a log of vLLM or "
+                        "llama-server; .gz too. docs/replay.md lists the shapes."),
+]  # fmt: skip
+Tokenizer = Annotated[
+    str,
+    typer.Option("--tokenizer", metavar="MODEL", show_default=False,
+                 help="Whose tokens: a pulled name, a directory, a GGUF file or a name on the "
+                      "hub. No weights are read."),
+]  # fmt: skip
+Arms = Annotated[
+    str,
+    typer.Option("--arms", metavar="LIST",
+                 help="Methods to replay, e.g. ngram:k=4,ngram:k=8,min=2,max=5."),
+]  # fmt: skip
+Pairs = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option("--pairs", metavar="OLD NEW", show_default=False,
+                 help="Instead of logs: two directories with old and edited texts."),
+]  # fmt: skip
+Group = Annotated[
+    str | None,
+    typer.Option("--group", metavar="FIELD", show_default=False,
+                 help="Figures for each value of this field too, e.g. user or request.model."),
+]  # fmt: skip
+Steps = Annotated[
+    str | None,
+    typer.Option("--steps", metavar="TABLE", show_default=False,
+                 help="Milliseconds of a step by its rows, plain=5.7,9=7.8, or a saved table: "
+                      "adds the estimated speed-up."),
+]  # fmt: skip
+Clients = Annotated[
+    str, typer.Option("--clients", metavar="LIST", help="With --steps: requests in flight.")
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option("--max-model-len", show_default=False,
+                 help="Context of the server in tokens: drafts never reached beyond it."),
+]  # fmt: skip
+Limit = Annotated[
+    int | None, typer.Option("--limit", show_default=False, help="Stop after so many answers.")
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", show_default=False,
+                 help="Also write every figure ('-': to standard output, and nothing else)."),
+]  # fmt: skip
+
+
+def replay(
+    tokenizer: Tokenizer,
+    logs: Logs = None,
+    arms: Arms = "ngram:k=4,min=2,max=5,ngram:k=8,min=2,max=5",
+    pairs: Pairs = None,
+    group: Group = None,
+    steps: Steps = None,
+    clients: Clients = "1,8,32",
+    max_model_len: MaxModelLen = None,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Say from recorded answers what drafting would have done: no model and no GPU is needed."""
+    if (logs is None) == (pairs is None):
+        raise ConfigError("replay: give either a file of logs or --pairs OLD NEW")
+    if group is not None and pairs is not None:
+        raise ConfigError("group: pairs of files have no fields; leave it out")
+    for name, value in (("max-model-len", max_model_len), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}: must be at least 1, got {value}")
+    wanted = parse_arms(arms)
+    together = tuple(load.clients or 1 for load in loads(clients, None))
+    if json_file is not None and str(json_file) != "-":
+        from wager.bench.results import check_writable
+
+        check_writable(json_file)
+    from wager.bench.estimate import step_table
+    from wager.bench.replay_report import Asked
+
+    table = None if steps is None else step_table(steps)
+    source = str(logs) if pairs is None else f"{pairs[0]} and {pairs[1]}"
+    asked = Asked(source, tokenizer, group, table, together)
+    done = _replay(asked, wanted, logs, pairs, limit, max_model_len)
+    _report(asked, done, json_file)
+
+
+def _replay(
+    asked: Asked,
+    arms: list[Arm],
+    logs: Path | None,
+    pairs: tuple[Path, Path] | None,
+    limit: int | None,
+    max_model_len: int | None,
+) -> Replay:
+    from wager.bench.logs import read_log, read_pairs
+    from wager.bench.replay import replayed
+    from wager.bench.replay_tokens import open_vocabulary
+
+    done = replayed(arms, open_vocabulary(asked.tokenizer, max_model_len))
+    with _bar() as bar:
+        task = bar.add_task("reading", total=None)
+
+        def tell(read: int, size: int) -> None:
+            bar.update(task, completed=read, total=size, description=f"{done.requests} answers")
+
+        if pairs is not None:
+            done.run(read_pairs(*pairs), limit)
+        elif logs is not None:
+            done.run(read_log(logs, asked.group, tell), limit)
+    done.check(asked.source)
+    return done
+
+
+def _bar() -> Progress:
+    """On a terminal only, and gone at the end: what was read is said by the report."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _report(asked: Asked, done: Replay, json_file: Path | None) -> None:
+    from rich.console import Console
+
+    from wager.bench.replay_report import show, to_json
+
+    if json_file is not None and str(json_file) == "-":
+        print(to_json(done, asked), end="")
+        return
+    # A pipe has no width to fit into: there every table is whole.
+    width = None if sys.stdout.isatty() else 1000
+    show(Console(highlight=False, width=width), done, asked)
+    if json_file is not None:
+        json_file.write_text(to_json(done, asked), encoding="utf-8")

@@ -1,0 +1,135 @@
+"""From recorded requests to tokens: text, ids, templates, end tokens, tokenizers without models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import write_tiny_gguf
+from wager.arms import parse_arms
+from wager.bench.logs_records import Recorded
+from wager.bench.replay import replayed
+from wager.bench.replay_report import Asked, notes
+from wager.bench.replay_tokens import Vocabulary, open_vocabulary
+from wager.errors import ModelError, RequestError
+
+
+@pytest.fixture
+def vocabulary(tiny_path: Path) -> Vocabulary:
+    return open_vocabulary(str(tiny_path))
+
+
+def text(prompt: str, answer: str, **more: Any) -> Recorded:
+    return Recorded(1, "prompt and completion", text=prompt, answer=answer, **more)
+
+
+def test_text_becomes_tokens_and_an_end_token(vocabulary: Vocabulary) -> None:
+    encode = vocabulary.tokenizer.encode
+    cut = vocabulary.tokens(text("the cat", " and the"))
+    assert cut.answer == encode(" and the", add_special=False)
+    assert (cut.ended, cut.room) == (False, len(cut.answer))
+    ended = vocabulary.tokens(text("the cat", " and the", ending="end", max_tokens=50))
+    # <|im_end|>, which the chat template writes, not <|endoftext|>, which is one of the ends too.
+    assert ended.answer == [*cut.answer, 2]
+    assert (ended.ended, ended.room, ended.ends) == (True, 50, {0, 2})
+    own = vocabulary.tokens(text("a", "b", ending="end", end_token=9, stop_token_ids=(9,)))
+    assert (own.answer[-1], own.ends) == (9, {0, 2, 9})
+
+
+def test_a_chat_goes_through_the_template(vocabulary: Vocabulary) -> None:
+    chat = Recorded(1, "x", messages=(("user", "hi"),), answer="ho")
+    expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    tokens = vocabulary.tokens(chat)
+    assert tokens.prompt == vocabulary.tokenizer.encode(expected, add_special=False)
+
+
+def test_recorded_ids_are_used_as_they_are(vocabulary: Vocabulary) -> None:
+    recorded = text("the", "the", prompt_ids=(7, 8), answer_ids=(9, 10, 2), ending="end")
+    tokens = vocabulary.tokens(recorded)
+    assert (tokens.prompt, tokens.answer) == ([7, 8], [9, 10, 2])
+
+
+def test_an_end_token_in_the_middle_did_not_end_it(vocabulary: Vocabulary) -> None:
+    tokens = vocabulary.tokens(text("a", "", answer_ids=(5, 2, 6)))
+    assert tokens.ends == frozenset()
+    assert vocabulary.tokens(text("a", "", answer_ids=(5, 2), ignore_eos=True)).ends == frozenset()
+
+
+def test_the_context_limits_too(tiny_path: Path) -> None:
+    vocabulary = open_vocabulary(str(tiny_path), max_model_len=10)
+    tokens = vocabulary.tokens(text("", "", prompt_ids=(5,) * 4, answer_ids=(6, 2), ending="end"))
+    assert tokens.room == 6
+
+
+@pytest.mark.parametrize(
+    ("recorded", "says"),
+    [
+        (text("", "b"), "no tokens"),
+        (text("a", ""), "empty"),
+        (text("a", "b", answer_ids=(5, 99999)), "99999"),
+        (Recorded(1, "x", answer="b"), "missing"),
+    ],
+)
+def test_what_cannot_be_replayed(vocabulary: Vocabulary, recorded: Recorded, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        vocabulary.tokens(recorded)
+
+
+def test_a_log_that_contradicts_the_tokenizer_is_noticed(tiny_path: Path) -> None:
+    vocabulary = open_vocabulary(str(tiny_path))
+    replay = replayed(parse_arms("ngram:k=2"), vocabulary)
+    right = vocabulary.tokenizer.encode("abcabc", add_special=False)
+    stated = {"prompt_tokens": 1, "answer_tokens": len(right)}
+    replay.run(
+        [
+            text("a", "abcabc", answer_ids=tuple(right), **stated),
+            text("a", "abcabc", answer_ids=(40, 41), prompt_tokens=9, answer_tokens=7),
+        ]
+    )
+    said = "\n".join(notes(replay, Asked("x", "t")))
+    assert "WRONG TOKENIZER? in 1 of 2" in said
+    assert "1 of 2 prompts have another length" in said
+    assert "1 of 2 answers have another number" in said
+
+
+def test_tokenizers_without_a_model(tmp_path: Path, tiny_path: Path) -> None:
+    """Any architecture: only the tokenizer's own files count."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (other / name).write_bytes((tiny_path / name).read_bytes())
+    (other / "config.json").write_text('{"architectures": ["Qwen9ForCausalLM"]}')
+    whole = open_vocabulary(str(tiny_path))
+    for name in (other, other / "tokenizer.json", write_tiny_gguf(tmp_path / "tiny.gguf")):
+        found = open_vocabulary(str(name))
+        assert (found.ends, found.turn_end) == (whole.ends, whole.turn_end) == ({0, 2}, 2)
+        assert found.tokenizer.encode("the cat") == whole.tokenizer.encode("the cat")
+    with pytest.raises(ModelError):
+        open_vocabulary(str(tmp_path / "nowhere"))
+
+
+def test_names_on_the_hub_come_from_its_cache(
+    tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    asked: list[Any] = []
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, revision))
+        assert not any("safetensors" in pattern for pattern in allow_patterns)
+        if repo == "org/empty":
+            return str(tmp_path)
+        if repo == "org/missing":
+            raise OSError("no such repository\nmore")
+        return str(tiny_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert open_vocabulary("org/name@v2").turn_end == 2
+    assert asked == [("org/name", "v2")]
+    with pytest.raises(ModelError, match=r"org/missing.*no such repository$"):
+        open_vocabulary("org/missing")
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        open_vocabulary("org/empty")
