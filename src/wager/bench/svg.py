@@ -128,6 +128,7 @@ class Point:
     low: float | None = None
     high: float | None = None
     text: str | None = None
+    hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +236,9 @@ def _series(series: Series, what: Chart) -> list[Markup]:
             for y_end in (y1, y2):
                 cap = tag("line", x1=x - 6, x2=x + 6, y1=y_end, y2=y_end, class_=f"bar {paint}")
                 parts.append(cap)
-        mark = tag("path", tag("title", point.note), d=SHAPES[series.index % len(SHAPES)],
-                   transform=f"translate({x:.1f} {y:.1f})",
-                   class_=f"mark {paint}{' hollow' if series.dashed else ''}")  # fmt: skip
-        parts.append(mark)
+        hollow = series.dashed or point.hollow
+        place = f"translate({x:.1f} {y:.1f})"
+        parts.append(_shape(series.index, hollow, tag("title", point.note), transform=place))
         if point.text:
             parts.append(tag("text", point.text, x=x + 7, y=y + 4, class_="tick"))
     return parts
@@ -301,13 +301,16 @@ def _mark(scale: Scale, mark: Mark, middle: float) -> Markup:
                    class_=f"fill {paint}")  # fmt: skip
     if mark.kind == "dot":
         return tag("circle", title, cx=x, cy=middle, r=3.2, class_=f"dot {paint}")
-    shape = tag("path", title, d=SHAPES[mark.index % len(SHAPES)],
-                class_=f"mark {paint}{' hollow' if mark.hollow else ''}")  # fmt: skip
-    return tag("svg", shape, x=x, y=middle, class_="place")
+    return tag("svg", _shape(mark.index, mark.hollow, title), x=x, y=middle, class_="place")
+
+
+def _shape(index: int, hollow: bool, *children: str, **attributes: object) -> Markup:
+    """The mark of a series around (0, 0)."""
+    kind = f"mark {colour(index)}{' hollow' if hollow else ''}"
+    return tag("path", *children, d=SHAPES[index % len(SHAPES)], class_=kind, **attributes)
 
 
 def symbol(index: int, *, hollow: bool = False) -> Markup:
     """The mark of a series, for a legend."""
-    path = tag("path", d=SHAPES[index % len(SHAPES)],
-               class_=f"mark {colour(index)}{' hollow' if hollow else ''}")  # fmt: skip
-    return tag("svg", path, viewBox="-6 -6 12 12", width=12, height=12, aria_hidden="true")
+    shape = _shape(index, hollow)
+    return tag("svg", shape, viewBox="-6 -6 12 12", width=12, height=12, aria_hidden="true")

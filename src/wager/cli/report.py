@@ -12,8 +12,9 @@ from wager.errors import ConfigError
 
 Files = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN.json...", help="Files of wager bench --json; several: one page."),
-]
+    typer.Argument(metavar="RUN.json...",
+                   help="Files of wager bench --json, or its --run-dir; several: one page."),
+]  # fmt: skip
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", show_default=False,
@@ -31,6 +32,7 @@ def report(files: Files, output: Output = None, markdown: Markdown = False) -> N
     from wager.bench import page
     from wager.bench.page_file import read_report
 
+    files = [file / "bench.json" if file.is_dir() else file for file in files]
     runs = page.named(files, [read_report(file) for file in files])
     written = text.render(runs) if markdown else page.render(runs)
     if output is None and not markdown:
