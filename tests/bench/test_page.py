@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from wager.bench import page_plots as plots
 from wager.bench import page_tables as tables
 from wager.bench.page import Run
 from wager.bench.page_file import read_report
-from wager.bench.results import Report
+from wager.bench.results import ArmResult, Cell, Report
 from wager.errors import ConfigError
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
@@ -169,6 +169,40 @@ def test_a_nearly_empty_report_says_what_is_missing() -> None:
         assert markdown.render([Run("r", report)])
 
 
+def every_field_missing() -> list[Report]:
+    """The full report once more for every field that may be null, without it."""
+    report = samples.one_load()
+    out = []
+    for field in fields(Cell):
+        if "None" in str(field.type):
+            out.append(replace(report, cells=[replace(report.cells[1], **{field.name: None})]))
+    for field in fields(ArmResult):
+        if "None" in str(field.type):
+            arm = replace(report.arms[1], **{field.name: None})
+            out.append(replace(report, arms=[report.arms[0], arm]))
+    return out
+
+
+def test_any_single_figure_may_be_missing() -> None:
+    reports = every_field_missing()
+    assert len(reports) > 30
+    for report in reports:
+        if report.cells[0].clients is None:
+            report = replace(report, cells=[replace(report.cells[0], rate=2.5)])
+        _, parsed = shown(report)
+        words = set(re.split(r"[^A-Za-z]", parsed.text.replace("None.", "")))
+        assert not {"None", "nan", "inf"} & words
+        assert markdown.render([Run("r", report)])
+
+
+def test_loads_may_be_rates() -> None:
+    report = samples.full()
+    cells = [replace(c, clients=None, rate=(c.clients or 0) / 2) for c in report.cells]
+    _, parsed = shown(replace(report, cells=cells))
+    assert "copy 4 requests/s" in parsed.text
+    assert "Speed-up of copy by requests/s." in parsed.text
+
+
 def test_one_load_is_shown_in_rows_and_several_in_charts() -> None:
     report = samples.full()
     facets = plots.speed_by_load(report, plots.Arms(report))
@@ -265,7 +299,10 @@ def test_scales_hold_their_values() -> None:
     assert scale.at(1.0) - scale.at(0.5) == pytest.approx(scale.at(2.0) - scale.at(1.0))
     wide = svg.ratios([0.05, 60.0], "speed-up")
     assert 1.0 in wide.ticks
-    assert len(wide.ticks) <= 6
+    for values in ([], [1.01], [0.97, 1.1], [0.5, 2.1], [0.2, 5.0], [0.05, 60.0], [0.002, 900.0]):
+        found = svg.ratios(values, "speed-up")
+        assert 3 <= len(found.ticks) <= 6
+        assert 1.0 in found.ticks
     assert svg.linear([], "x").ticks[-1] >= 1.0
     for top in (0.003, 0.7, 1.0, 3.7, 99.0, 131_072.0):
         found = svg.linear([top], "x")

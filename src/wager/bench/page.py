@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -70,21 +71,29 @@ def named(paths: Sequence[Path], reports: Sequence[Report]) -> list[Run]:
 
 def render(runs: Sequence[Run]) -> str:
     """The page. ``runs`` is not empty."""
-    environment = Environment(
+    style = Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            style=style,
+            version=__version__,
+            title=" and ".join(run.name for run in runs),
+            overview=overview(runs) if len(runs) > 1 else None,
+            runs=[_view(run) for run in runs],
+            na=NA,
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    style = Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    return environment.get_template("report.html").render(
-        style=style,
-        version=__version__,
-        title=" and ".join(run.name for run in runs),
-        overview=overview(runs) if len(runs) > 1 else None,
-        runs=[_view(run) for run in runs],
-        na=NA,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Final
 from markupsafe import Markup
 
 from wager.arms import PLAIN
+from wager.bench import svg
 from wager.bench.page_tables import duration, load_of, share, speed_up, times, whole
-from wager.bench.results import ArmResult, BothTimes, Cell, Report
+from wager.bench.results import BothTimes, Cell, Report
 from wager.bench.spelling import number
 from wager.bench.statistics import median
 from wager.bench.svg import (
@@ -60,14 +61,14 @@ class Rows:
 
 
 class Arms:
-    """Numbers of the arms of a report, in its order; plain decoding has none of its own."""
+    """Numbers of the arms of a report, in its order; that of plain decoding is `svg.PLAIN`."""
 
     def __init__(self, report: Report) -> None:
         names = [arm.arm for arm in report.arms[1:]] + [cell.arm for cell in report.cells]
         self.names = list(dict.fromkeys(names))
 
     def __getitem__(self, arm: str) -> int:
-        return self.names.index(arm)
+        return self.names.index(arm) if arm in self.names else svg.PLAIN
 
 
 def _load(cell: Cell) -> float:
@@ -213,8 +214,8 @@ def token_rows(report: Report, arms: Arms) -> Rows | None:
             f"{_where(c)}, {c.arm}: {number(pooled, 2)} tokens per step pooled, "
             f"{number(mean, 2)} as the mean of requests"
         )
-        svg = row(scale, marks, told)
-        rows.append(PlotRow(_where(c), c.arm, index, number(pooled, 2), svg))
+        drawn = row(scale, marks, told)
+        rows.append(PlotRow(_where(c), c.arm, index, number(pooled, 2), drawn))
     return Rows("Tokens per step, over all steps", rows, axis(scale))
 
 
@@ -231,7 +232,7 @@ def step_chart(report: Report) -> Facet | None:
         f"Time of one step by its rows, in plain steps. {told}",
         ordinal([rows for rows, _ in known], "rows in the step (1 + draft tokens)"),
         linear([p.y for p in points], "plain steps"),
-        [Series("step", -1, points)], x_texts=[str(rows) for rows, _ in known],
+        [Series("step", svg.PLAIN, points)], x_texts=[str(rows) for rows, _ in known],
     )))  # fmt: skip
 
 
@@ -305,36 +306,50 @@ def _latency(
 
 def arm_rows(report: Report, arms: Arms) -> list[Rows]:
     """Room for keys and values, and start-up, one row per arm."""
-    kv = _arm_bars(
-        "Room for keys and values, tokens", report, arms,
-        lambda a: a.kv_tokens,
-        lambda a: f"{whole(a.kv_tokens)} ({share(a.kv_share_lost)} lost)"
-        if a.arm != PLAIN and a.kv_share_lost is not None else whole(a.kv_tokens),
-    )  # fmt: skip
-    start = _arm_bars(
-        "Start-up, seconds (all starts, median)", report, arms,
-        lambda a: a.startup_s.any, lambda a: duration(a.startup_s.any),
-    )  # fmt: skip
-    return [rows for rows in (kv, start) if rows is not None]
+    return [rows for rows in (_room(report, arms), _start_up(report, arms)) if rows is not None]
 
 
-def _arm_bars(
-    title: str,
-    report: Report,
-    arms: Arms,
-    of: Callable[[ArmResult], float | None],
-    text: Callable[[ArmResult], str],
-) -> Rows | None:
-    known = [(arm, value) for arm in report.arms if (value := of(arm)) is not None]
+def _room(report: Report, arms: Arms) -> Rows | None:
+    title = "Room for keys and values, tokens"
+    known = [arm for arm in report.arms if arm.kv_tokens is not None]
     if not known:
         return None
-    scale = linear([value for _, value in known], title)
+    scale = linear([arm.kv_tokens or 0 for arm in known], title)
     rows = []
-    for arm, value in known:
-        index = arms[arm.arm] if arm.arm in arms.names else -1
-        told = f"{title}, {arm.arm}: {text(arm)}"
-        svg = row(scale, [Mark("bar", 0.0, index, to=value, note=text(arm))], told)
-        rows.append(PlotRow("", arm.arm, index, text(arm), svg))
+    for arm in known:
+        text = whole(arm.kv_tokens)
+        if arm.arm != PLAIN and arm.kv_share_lost is not None:
+            text += f" ({share(arm.kv_share_lost)} lost)"
+        marks = [Mark("bar", 0.0, arms[arm.arm], to=arm.kv_tokens, note=text)]
+        drawn = row(scale, marks, f"Room of {arm.arm}: {text}")
+        rows.append(PlotRow("", arm.arm, arms[arm.arm], text, drawn))
+    return Rows(title, rows, axis(scale))
+
+
+def _start_up(report: Report, arms: Arms) -> Rows | None:
+    """A bar for the median of all starts, hollow for cold caches, filled for warm ones."""
+    title = "Start-up, seconds: all starts (bar), cold caches (hollow), warm caches (filled)"
+    known = [arm for arm in report.arms if arm.startup_s.any is not None]
+    if not known:
+        return None
+    every = [
+        v for arm in known for v in (arm.startup_s.any, arm.startup_s.cold, arm.startup_s.warm)
+    ]
+    scale = linear([v for v in every if v is not None], title)
+    rows = []
+    for arm in known:
+        index, took = arms[arm.arm], arm.startup_s
+        marks = [Mark("bar", 0.0, index, to=took.any, note=f"all: {duration(took.any)}")]
+        for name, value, hollow in (("cold", took.cold, True), ("warm", took.warm, False)):
+            if value is not None:
+                note = f"{name}: {duration(value)}"
+                marks.append(Mark("point", value, index, note=note, hollow=hollow))
+        told = (
+            f"Start-up of {arm.arm}: {duration(took.any)} all, {duration(took.cold)} cold, "
+            f"{duration(took.warm)} warm"
+        )
+        drawn = row(scale, marks, told)
+        rows.append(PlotRow("", arm.arm, index, duration(took.any), drawn))
     return Rows(title, rows, axis(scale))
 
 
@@ -344,9 +359,13 @@ def identity_rows(report: Report, arms: Arms) -> Rows | None:
     rows = []
     for c in report.cells:
         if c.identity.compared:
-            share = 100 * c.identity.equal / c.identity.compared
+            equal = 100 * c.identity.equal / c.identity.compared
             value = f"{c.identity.equal} of {c.identity.compared}"
             told = f"{_where(c)}, {c.arm}: {value} replies are the same as without drafts"
-            svg = row(scale, [Mark("bar", 0.0, arms[c.arm], to=share, note=value)], told)
-            rows.append(PlotRow(_where(c), c.arm, arms[c.arm], value, svg))
+            marks = [Mark("bar", 0.0, arms[c.arm], to=equal, note=value)]
+            if changed := c.identity.compared - c.identity.equal:
+                value += f", {changed} CHANGED"
+                marks.append(Mark("bar", equal, svg.LOST, to=100.0, note=f"{changed} changed"))
+            drawn = row(scale, marks, told)
+            rows.append(PlotRow(_where(c), c.arm, arms[c.arm], value, drawn))
     return Rows("Replies equal to plain decoding", rows, axis(scale)) if rows else None

@@ -17,9 +17,14 @@ from markupsafe import Markup, escape
 WIDTH: Final = 340
 HEIGHT: Final = 216
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38, 14, 22, 36
-_LOG_TICKS: Final = (
-    0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0,
-)  # fmt: skip
+# From fine to coarse: the first set with at most six ticks on the scale is taken.
+_RATIO_TICKS: Final = (
+    (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0),
+    (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
+    (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0),
+)
+_MOST_TICKS: Final = 6
 # In a row the ends of the scale lie this far inside, so that no mark is cut off.
 _INSET: Final = 1.5
 ROW_HEIGHT: Final = 20
@@ -33,6 +38,10 @@ SHAPES: Final = (
 )
 """One path per series, so that colour is never the only difference."""
 COLOURS: Final = 8
+PLAIN: Final = -1
+"""The number of plain decoding, which is no series of its own."""
+LOST: Final = -2
+"""The number of what should not be there."""
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
@@ -83,8 +92,8 @@ def _short(value: float) -> str:
 
 
 def colour(index: int) -> str:
-    """The class of a series' colour; -1 is plain decoding."""
-    return "plain" if index < 0 else f"s{index % COLOURS}"
+    """The class of a series' colour."""
+    return {PLAIN: "plain", LOST: "lost"}.get(index, f"s{index % COLOURS}")
 
 
 def linear(values: Iterable[float], label: str, *, start: float = 0.0, unit: str = "") -> Scale:
@@ -105,11 +114,13 @@ def ratios(values: Iterable[float], label: str) -> Scale:
     known = [v for v in values if v > 0.0 and math.isfinite(v)]
     low = min([0.8, *known]) / 1.05
     high = max([1.25, *known]) * 1.05
-    inside = [t for t in _LOG_TICKS if low <= t <= high]
-    # Too close together they would overlap on a phone; 1 always stays.
-    while len(inside) > 6:
-        inside = [t for i, t in enumerate(inside) if t == 1.0 or i % 2 == inside.index(1.0) % 2]
-    return Scale(low, high, True, tuple(inside), label, "x")
+    for ticks in _RATIO_TICKS:
+        inside = tuple(t for t in ticks if low <= t <= high)
+        # A set that ends long before the scale does would leave half of it without a tick.
+        reaches = low >= ticks[0] / 2 and high <= 2 * ticks[-1]
+        if reaches and len(inside) <= _MOST_TICKS:
+            break
+    return Scale(low, high, True, inside, label, "x")
 
 
 def ordinal(values: Sequence[float], label: str) -> Scale:
