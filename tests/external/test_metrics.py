@@ -9,7 +9,7 @@ import pytest
 
 from tests.external.stub import counters as page
 from wager.backend import Counters
-from wager.external.metrics import Reader, counters, parse
+from wager.external.metrics import Reader, counters, parse, when_idle
 
 RECORDED = Path(__file__).parent / "recorded"
 DRAFTS, DRAFTED = "spec_decode_num_drafts", "spec_decode_num_draft_tokens"
@@ -104,6 +104,28 @@ def test_positions_that_appear_with_the_first_draft() -> None:
     warm = counters(parse(page("llamacpp", **{DRAFTS: {"": 2}})))
     assert after.since(warm).accepted_at is None
     assert after.since(warm).drafts == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("vllm", "num_requests_running"),
+        ("llamacpp", "requests_processing"),
+        ("sglang", "num_running_reqs"),
+    ],
+)
+def test_counters_are_read_when_nothing_runs_any_more(family: str, name: str) -> None:
+    busy = [page(family, "", **{name: {ZERO: n, ONE: 1}}) for n in (2, 1)]
+    pages = iter([*busy, page(family, "", **{name: {ZERO: 0, ONE: 0}}), "never read"])
+    assert parse(busy[0]).running == 3
+    assert when_idle(lambda: next(pages), 60.0) == page(family, "", **{name: {ZERO: 0, ONE: 0}})
+
+
+def test_waiting_for_rest_has_an_end() -> None:
+    busy = page("vllm", "", num_requests_running={ZERO: 1})
+    assert when_idle(lambda: busy, 0.1) == busy
+    assert when_idle(lambda: "", 60.0) == ""
+    assert when_idle(lambda: None, 60.0) is None
 
 
 def test_what_is_no_number_is_not_known() -> None:

@@ -7,7 +7,8 @@ carry ``_total`` or not. What a page does not show is not known: None, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -39,6 +40,13 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     # SGLang's other figures of speculation are gauges: averages that cannot be subtracted.
     "sglang": {"drafts": "spec_verify_calls", "generated": "generation_tokens"},
 }
+_RUNNING: Final = {
+    "vllm": "num_requests_running",
+    "wager": "num_requests_running",
+    "llamacpp": "requests_processing",
+    "sglang": "num_running_reqs",
+}
+_LOOK_EVERY_S: Final = 0.05
 _START_TIME: Final = "process_start_time_seconds"
 _POSITIONS: Final = "spec_decode_num_accepted_tokens_per_pos"
 
@@ -74,6 +82,13 @@ class Page:
         if not sums:
             return None
         return tuple(int(sums.get(j, 0)) for j in range(max(sums) + 1))
+
+    @property
+    def running(self) -> int | None:
+        """Requests that the server is at work on, over all labels; None where it does not say."""
+        family = self.family
+        series = self.samples.get(f"{family}:{_RUNNING[family]}") if family else None
+        return int(sum(series.values())) if series else None
 
     def value(self, name: str) -> float | None:
         """A gauge that has one series; None where it is not shown or has more."""
@@ -114,6 +129,20 @@ def counters(page: Page, resets: int = 0) -> Counters:
     found = {key: page.total(f"{family}:{name}") for key, name in _NAMES[family].items()}
     at = page.by_position(f"{family}:{_POSITIONS}")
     return Counters(**found, accepted_at=at, resets=resets)
+
+
+def when_idle(read: Callable[[], str | None], patience_s: float) -> str | None:
+    """The page once nothing runs, or as it is after ``patience_s`` seconds.
+
+    A request that is cancelled goes on for a moment, and some engines count a request only when
+    it is over.
+    """
+    end = time.monotonic() + patience_s
+    text = read()
+    while text is not None and parse(text).running and time.monotonic() < end:
+        time.sleep(_LOOK_EVERY_S)
+        text = read()
+    return text
 
 
 class Reader:

@@ -27,6 +27,7 @@ from wager.external.reply import Reply
 
 _PORT_TRIES: Final = 3
 _GET_S: Final = 10.0
+_IDLE_WITHIN_S: Final = 5.0
 _DYING_S: Final = 2.0
 
 
@@ -105,6 +106,10 @@ class ServerBackend:
     def metrics_path(self) -> str:
         """Where the counters are."""
         return "/metrics"
+
+    def counters_of(self, page: str) -> Counters:
+        """The counters on a metrics page."""
+        return self._reader.read(page)
 
     def before_start(self, arm: Arm) -> None:
         """Called before the server is started: caches to look at or to empty."""
@@ -232,9 +237,13 @@ class ServerBackend:
             time.sleep(0.05)
 
     def counters(self) -> Counters:
-        """See `wager.backend.Backend.counters`."""
+        """See `wager.backend.Backend.counters`: those of a server at rest."""
+        text = metrics.when_idle(self._page, _IDLE_WITHIN_S)
+        return self.counters_of(text) if text is not None else Counters()
+
+    def _page(self) -> str | None:
         status, text = self.get(self.metrics_path())
-        return self._reader.read(text) if status == 200 else Counters()
+        return text if status == 200 else None
 
     @property
     def session(self) -> int | None:

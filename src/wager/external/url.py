@@ -20,6 +20,8 @@ from wager.external import client, metrics, openai
 from wager.external.reply import Reply
 
 _GET_S: Final = 10.0
+# Other people's requests may run for ever.
+_IDLE_WITHIN_S: Final = 1.0
 # What /v1/models gives as the owner, to whose server it is.
 _OWNERS: Final = {
     "vllm": "vllm",
@@ -126,7 +128,7 @@ class UrlBackend:
 
     def counters(self) -> Counters:
         """See `wager.backend.Backend.counters`."""
-        page = self._page()
+        page = metrics.when_idle(self._page, _IDLE_WITHIN_S)
         if page is None:
             return Counters()
         return self._readers.setdefault(self._url, metrics.Reader()).read(page)
