@@ -195,7 +195,7 @@ def test_an_array_and_a_byte_order_mark(tmp_path: Path) -> None:
 def test_what_is_not_measured_is_refused_by_name(tmp_path: Path, field: str, value: Any) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b", field: value}]
     said = refused(written(tmp_path / "f.jsonl", rows))
-    assert f"f.jsonl: line 2: {field}: is not measured" in said
+    assert f"f.jsonl: line 2: {field}: not supported in a workload" in said
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def _refuse(given: Mapping[str, Any], where: str) -> None:
     for key, neutral in _NEUTRAL.items():
         if key in given and not any(_same(given[key], value) for value in neutral):
             raise ConfigError(
-                f"{where}: {key}: is not measured; remove the field, or the line, from the file"
+                f"{where}: {key}: not supported in a workload; remove the field, or the line"
             )
 
 
