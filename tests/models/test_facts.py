@@ -384,7 +384,9 @@ def test_longest_context(tmp_path: Path, change: dict[str, Any], context: int) -
 
 def test_experts(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, dense(num_local_experts=8, num_experts_per_tok=2))
-    assert (facts.experts, facts.experts_per_token) == (8, 2)
+    assert (facts.experts, facts.experts_per_token, facts.expert_size) == (8, 2, 14336)
+    fine = dense(n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048)
+    assert facts_of(tmp_path, fine).expert_size == 2048
     assert facts_of(tmp_path, dense()).experts is None
 
 

@@ -94,6 +94,11 @@ def build(
         kv_layers=tuple(_caches(fields, architecture, layers, head_dim)),
         experts=experts,
         experts_per_token=fields.whole("expert_used_count") if experts else None,
+        expert_size=(
+            fields.whole("expert_feed_forward_length") or fields.most("feed_forward_length")
+            if experts
+            else None
+        ),
         mtp_layers=mtp if any(f".{layers}." in tensor.name for tensor in tensors) else 0,
         tokenizer_hash=_tokenizer_hash(first) if tokenizer else None,
         tensors=tuple(tensors),

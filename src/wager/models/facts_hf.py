@@ -35,6 +35,8 @@ _MTP: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_lay
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "experts_per_token",
                   "moe_top_k", "top_k_experts")  # fmt: skip
+_EXPERT_SIZE: Final = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size",
+                       "ffn_dim")  # fmt: skip
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Scales and zero points of packed weights: stored, but no parameters of the model.
 _SCALES: Final = re.compile(
@@ -128,6 +130,7 @@ def build(
         kv_layers=(LayerCache("none"),) * layers if medusa_like else layer_caches(fields, layers),
         experts=experts if experts and experts > 1 else None,
         experts_per_token=fields.whole(*_CHOSEN) if experts and experts > 1 else None,
+        expert_size=fields.whole(*_EXPERT_SIZE) if experts and experts > 1 else None,
         mtp_layers=mtp,
         tokenizer_hash=tokenizer_hash,
         tensors=tuple(tensors),

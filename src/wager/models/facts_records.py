@@ -72,7 +72,8 @@ class ModelFacts:
     prediction whose tensors are there; they are not in ``num_layers``. ``tokenizer_hash`` is a
     sha256 over (id, token) pairs, the same for every format; None where no tokenizer is there or
     none was asked for. ``speculative`` describes a draft head: its ``kind`` and the keys of its
-    config that matter; None for a model that can write on its own.
+    config that matter; None for a model that can write on its own. ``expert_size`` is the inner
+    width of one expert.
     """
 
     name: str
@@ -102,6 +103,7 @@ class ModelFacts:
     tensors: tuple[TensorFact, ...]
     speculative: Mapping[str, Any] | None
     notes: tuple[str, ...] = ()
+    expert_size: int | None = None
 
     def kv_bytes_per_token(self, kv_dtype: str = "f16") -> float:
         """Bytes of keys and values per token while the context fits every window (KV_BITS)."""

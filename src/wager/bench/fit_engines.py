@@ -1,0 +1,409 @@
+"""How each engine divides memory: what it keeps beside keys and values, and how it stores those.
+
+Weights, keys and values follow from the files. Everything else (activations, graphs, the engine
+itself) is estimated by the formulas here, which are shown with the result; where they were checked
+against a real engine, docs/fit.md says so.
+
+Sources: vLLM 0.32 (``v1/core/kv_cache_utils.py``, ``v1/worker/gpu_worker.py``,
+``v1/worker/cpu_worker.py``, ``engine/arg_utils.py``, ``platforms/cpu.py``); llama.cpp b11434
+(``llama_kv_cache``, ``sched_reserve``: what llama-server prints); SGLang
+(``server_args.py``: how ``mem_fraction_static`` is chosen).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from wager.models.facts import KV_BITS, LayerCache, ModelFacts
+
+Kind: TypeAlias = Literal["given", "from files", "read from the machine", "estimated"]
+Device: TypeAlias = Literal["cpu", "gpu"]
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One use of memory, in bytes, and where the figure comes from."""
+
+    name: str
+    nbytes: int
+    kind: Kind
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """What drafting adds. ``layers`` keep keys and values of their own; ``facts`` is None for a
+    method without a model, and for layers that lie in the target's files (mtp)."""
+
+    label: str
+    method: str
+    k: int
+    weight_bytes: int = 0
+    layers: tuple[LayerCache, ...] = ()
+    facts: ModelFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The options of an engine that memory depends on.
+
+    ``width`` is the bytes of a plain float weight, None where the engine keeps what is stored.
+    ``kv_dtype`` is a key of KV_BITS. ``memory`` is that of one device.
+    """
+
+    engine: str
+    device: Device
+    memory: int
+    utilization: float
+    max_model_len: int
+    clients: int
+    kv_dtype: str
+    width: float | None
+    tensor_parallel: int = 1
+
+
+class Engine:
+    """Memory of one engine with one setting, without a drafter or with one."""
+
+    block = 16
+
+    def __init__(self, target: ModelFacts, drafter: Drafter | None, setting: Setting) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.setting = setting
+
+    def weights(self) -> list[Part]:
+        """Weights of the target and of the drafter, on one device."""
+        tp = self.setting.tensor_parallel
+        own = self._held(self.target, self.target.weight_bytes - self.target.mtp_bytes)
+        shared = f", one of {tp} shares" if tp > 1 else ""
+        kept = "as stored" if self._as_stored(self.target) else f"{self.setting.width:g} B each"
+        parts = [
+            Part("weights", own // tp, "from files",
+                 f"{self.target.parameters:,} weights, {kept}{shared}"),
+        ]  # fmt: skip
+        if self.drafter is not None and self.drafter.weight_bytes:
+            held = self.drafter.weight_bytes
+            if self.drafter.facts is not None:
+                held = self._held(self.drafter.facts, held)
+            parts.append(
+                Part("draft weights", held // tp, "from files", f"{self.drafter.label}{shared}")
+            )
+        return parts
+
+    def _as_stored(self, facts: ModelFacts) -> bool:
+        return self.setting.width is None or facts.quantisation is not None
+
+    def _held(self, facts: ModelFacts, stored: int) -> int:
+        if self._as_stored(facts) or not facts.weight_bytes:
+            return stored
+        return int(stored / facts.weight_bytes * facts.bytes_in(self.setting.width))
+
+    def reserve(self, context: int, clients: int) -> list[Part]:
+        """What else is kept beside keys and values."""
+        raise NotImplementedError
+
+    def host(self) -> list[Part]:
+        """Memory of the machine that a drafter without a model uses, beside the device's."""
+        if self.drafter is None or self.drafter.method not in ("ngram", "suffix"):
+            return []
+        tokens = self.setting.clients * self.setting.max_model_len
+        return [
+            Part("index of past tokens", tokens * _INDEX_BYTES, "estimated",
+                 f"{_INDEX_BYTES} B per token of {self.setting.clients} contexts")
+        ]  # fmt: skip
+
+    # Keys and values
+
+    def layers(self) -> list[tuple[LayerCache, float]]:
+        """Layers that keep keys and values, with their bytes per kept token on one device: the
+        target's, then the drafter's."""
+        kept = [layer for layer in self.target.kv_layers if layer.kind != "none"]
+        found = [(layer, self._bytes(layer, self.setting.kv_dtype)) for layer in kept]
+        if self.drafter is not None:
+            found += [(layer, self._bytes(layer, self._draft_kv)) for layer in self.drafter.layers]
+        return found
+
+    @property
+    def _draft_kv(self) -> str:
+        return self.setting.kv_dtype
+
+    def _bytes(self, layer: LayerCache, kv_dtype: str) -> float:
+        tp = self.setting.tensor_parallel
+        # Heads are shared out; with more devices than heads they are repeated, and a latent
+        # vector is whole everywhere.
+        share = 1.0 if layer.latent or not layer.heads else 1 / min(tp, layer.heads)
+        return layer.values * share * KV_BITS[kv_dtype] / 8 + layer.extra_bytes
+
+    def per_token(self) -> float:
+        """Bytes of keys and values per token while the context fits every window."""
+        return sum(width for _, width in self.layers())
+
+    def state(self) -> int:
+        """Bytes of recurrent state per sequence, one more copy per draft token: a refused draft
+        takes the state back."""
+        width = int(self.setting.width or 2)
+        copies = 1 + (self.drafter.k if self.drafter else 0)
+        return self.target.state_bytes(width) * copies // self.setting.tensor_parallel
+
+    def sequence(self, context: int) -> int:
+        """Bytes of keys, values and state of one sequence of ``context`` tokens."""
+        total = float(self.state())
+        for layer, width in self.layers():
+            total += _up(layer.tokens(context), self.block) * width
+        return math.ceil(total)
+
+    def lookahead(self) -> int:
+        """Slots per request past its committed tokens, that drafts need while they are checked."""
+        return self.drafter.k if self.drafter else 0
+
+    def tokens(self, kv_bytes: int) -> int:
+        """How many tokens a pool of this size holds, in sequences of the longest context."""
+        one = self.sequence(self.setting.max_model_len)
+        return int(kv_bytes / one * self.setting.max_model_len) if one else 0
+
+    def usable(self) -> int:
+        """What the engine takes of the device's memory."""
+        return int(self.setting.memory * self.setting.utilization)
+
+
+_INDEX_BYTES: Final = 128
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+class Vllm(Engine):
+    """vLLM: blocks of one size, handed out from one pool to groups of layers."""
+
+    def __init__(self, target: ModelFacts, drafter: Drafter | None, setting: Setting) -> None:
+        super().__init__(target, drafter, setting)
+        self.block = 128 if setting.device == "cpu" else 16
+
+    def reserve(self, context: int, clients: int) -> list[Part]:
+        if self.setting.device == "cpu":
+            processes = 1 + self.setting.tensor_parallel
+            return [
+                Part("engine", processes * _VLLM_PROCESS, "estimated",
+                     f"{processes} processes with torch, {_VLLM_PROCESS >> 20} MiB each")
+            ]  # fmt: skip
+        return [self._activations(), self._graphs(), _CUDA]
+
+    def _rows(self) -> tuple[int, int]:
+        """Default max_num_batched_tokens and max_num_seqs of a server (get_batch_defaults)."""
+        if self.setting.device == "cpu":
+            return 2048, 128
+        if self.setting.memory >= 160 * GIB:
+            return 16384, 1024
+        return (8192, 1024) if self.setting.memory >= 70 * GIB else (2048, 256)
+
+    def _activations(self) -> Part:
+        rows, seqs = self._rows()
+        tp, facts = self.setting.tensor_parallel, self.target
+        width = int(self.setting.width or 2)
+        wide = 3 * _mlp_width(facts) // tp + 6 * facts.hidden_size
+        layer = rows * width * wide
+        sampler = seqs * (2 if self.drafter else 1) * facts.vocab_size * 16
+        if layer >= sampler:
+            how = f"{rows} rows x {wide} values x {width} B (the widest layer)"
+        else:
+            how = f"{seqs} requests x {facts.vocab_size} logits x 16 B, sorted"
+            how += ", 2 rows each" if self.drafter else ""
+        return Part("activations", max(layer, sampler), "estimated", how)
+
+    def _graphs(self) -> Part:
+        layers = self.target.num_layers + len(self.drafter.layers if self.drafter else ())
+        each = 300 << 10
+        return Part("CUDA graphs", layers * _CAPTURES * each, "estimated",
+                    f"{layers} layers x {_CAPTURES} batch sizes x 300 KiB")  # fmt: skip
+
+    def _blocks(self, context: int) -> tuple[float, int]:
+        """(bytes of a block, blocks of one sequence). Layers with a window and layers without form
+        groups of one size, which share the pool (``_get_kv_cache_groups_uniform_page_size``)."""
+        kept = self.layers()
+        windows = [item for item in kept if item[0].window is not None]
+        full = [item for item in kept if item[0].window is None]
+        if not windows or not full:
+            return self.per_token() * self.block, self._count(kept[0][0], context) if kept else 0
+        few, many = sorted((len(windows), len(full)))
+        size = many if many < few * 1.5 else few
+        count = sum(
+            -(-len(group) // size) * self._count(group[0][0], context) for group in (full, windows)
+        )
+        return max(width for _, width in kept) * size * self.block, count
+
+    def _count(self, layer: LayerCache, context: int) -> int:
+        """Blocks of one sequence in a layer; a window may begin and end within a block."""
+        if layer.window is None:
+            return -(-context // self.block)
+        # Two steps are in flight on a GPU (asynchronous scheduling), one on a CPU.
+        flying = self._rows()[0] * (1 if self.setting.device == "cpu" else 2)
+        seen = min(context, layer.window - 1 + flying)
+        return -(-seen // self.block) + 1
+
+    def sequence(self, context: int) -> int:
+        size, count = self._blocks(context)
+        return math.ceil(size * count) + self.state()
+
+    def tokens(self, kv_bytes: int) -> int:
+        size, count = self._blocks(self.setting.max_model_len)
+        if self.state() or not size or not count:
+            return super().tokens(kv_bytes)
+        return int(int(kv_bytes / size) / count * self.setting.max_model_len)
+
+    def lookahead(self) -> int:
+        """Rows of the draft, and for a drafter with keys of its own as many slots again."""
+        if self.drafter is None:
+            return 0
+        return self.drafter.k * (2 if self.drafter.layers else 1)
+
+
+_CAPTURES: Final = 51
+_VLLM_PROCESS: Final = 600 * MIB
+_CUDA: Final = Part("CUDA and libraries", 600 * MIB, "estimated", "context, kernels, collectives")
+
+
+class Sglang(Engine):
+    """SGLang: the share for weights and KV is what its own formula leaves of the GPU."""
+
+    block = 1
+
+    def reserve(self, context: int, clients: int) -> list[Part]:
+        gpu = self.setting.memory / MIB
+        tp = self.setting.tensor_parallel
+        prefill, graphs = self._sizes()
+        reserved = 512 + max(prefill, 2048) * 1.5 + graphs * 2 + tp / 8 * 1024
+        how = f"512 + {prefill} x 1.5 + {graphs} x 2 + {tp}/8 x 1024 MiB"
+        if gpu > 60 * 1024 and reserved < 10 * 1024:
+            reserved, how = 10 * 1024, "10 GiB, its least on a large GPU"
+        if self.drafter is not None and self.drafter.method not in ("ngram", "suffix"):
+            extra = 6 if self.drafter.method == "draft_model" else 2
+            reserved += extra * 1024
+            how += f", and {extra} GiB for a drafter"
+        return [Part("activations and graphs", int(reserved * MIB), "estimated",
+                     f"mem_fraction_static: {how}")]  # fmt: skip
+
+    def _sizes(self) -> tuple[int, int]:
+        """chunked_prefill_size and cuda_graph_max_bs that it chooses by the size of the GPU."""
+        gib, small = self.setting.memory / GIB, self.setting.tensor_parallel < 4
+        if gib < 20:
+            return 2048, 8
+        if gib < 35:
+            return 2048, 24 if small else 80
+        if gib < 60:
+            return 4096, 32 if small else 160
+        if gib < 90:
+            return 8192, 256 if small else 512
+        return (8192, 256 if small else 512) if gib < 160 else (16384, 512)
+
+    def usable(self) -> int:
+        return self.setting.memory
+
+
+class LlamaCpp(Engine):
+    """llama-server: keys and values of all slots are allocated at the start."""
+
+    block = 256
+
+    def reserve(self, context: int, clients: int) -> list[Part]:
+        parts = [self._compute(self.target, context, clients, "compute buffer")]
+        nbytes = clients * self.target.vocab_size * 4
+        how = f"{clients} slots x {self.target.vocab_size} logits x 4 B"
+        facts = self.drafter.facts if self.drafter else None
+        if facts is not None:
+            parts.append(self._compute(facts, context, clients, "draft compute buffer"))
+            nbytes += clients * facts.vocab_size * 4
+            how += ", and the draft's"
+        parts.append(Part("output buffer", nbytes, "estimated", how))
+        if self.drafter is not None and self.drafter.method == "ngram-mod":
+            parts.append(Part("hash of n-grams", 16 * MIB, "estimated", "4 Mi cells x 4 B"))
+        return parts
+
+    def _compute(self, facts: ModelFacts, context: int, clients: int, name: str) -> Part:
+        """The mask, five rows of hidden size, and the wider of the MLP's three products and the
+        logits of the rows that are checked."""
+        cells = _up(context, self.block)
+        rows = min(_UBATCH, cells)
+        mask = rows * cells * 2
+        narrow = rows * 4 * (5 * facts.hidden_size + 10)
+        mlp = rows * 4 * 3 * _mlp_width(facts)
+        own = facts is self.target
+        checked = clients * (1 + (self.drafter.k if self.drafter and own else 0))
+        logits = min(checked, rows) * facts.vocab_size * 4
+        what = f"3 x {_mlp_width(facts)} values each" if mlp >= logits else f"{checked} x logits"
+        return Part(
+            name, mask + narrow + max(mlp, logits), "estimated",
+            f"{rows} rows x ({cells} x 2 B + 4 B x (5 x {facts.hidden_size} + 10)), and {what}",
+        )  # fmt: skip
+
+    def sequence(self, context: int) -> int:
+        cells = _up(context, self.block)
+        total = float(self.state())
+        for layer, width in self.layers():
+            kept = cells
+            if layer.window is not None:
+                kept = min(cells, _up(layer.window + _UBATCH, self.block))
+            total += kept * width
+        return math.ceil(total)
+
+    @property
+    def _draft_kv(self) -> str:
+        return "f16"  # -ctkd and -ctvd are options of their own
+
+    def state(self) -> int:
+        return self.target.state_bytes(4)
+
+
+_UBATCH: Final = 512
+
+
+class Own(Engine):
+    """wager's own engine: packed weights, one pool of blocks that is touched as it is used."""
+
+    def _held(self, facts: ModelFacts, stored: int) -> int:
+        # Packed: 32 bits, or 8 bits in groups of 32 with a scale of 16.
+        return int(facts.parameters * (self.setting.width or 4))
+
+    def _as_stored(self, facts: ModelFacts) -> bool:
+        return False
+
+    def reserve(self, context: int, clients: int) -> list[Part]:
+        facts = self.target
+        rows = min(_OWN_ROWS, context * clients)
+        wide = 3 * (facts.intermediate_size or 0) + 6 * facts.hidden_size
+        checked = clients * (1 + (self.drafter.k if self.drafter else 0))
+        return [
+            Part("engine", _OWN_PROCESS, "estimated", "Python, numpy, tokenizer"),
+            Part("activations", rows * 4 * wide + checked * facts.vocab_size * 4, "estimated",
+                 f"{rows} rows x {wide} values x 4 B, {checked} rows of logits"),
+        ]  # fmt: skip
+
+    def usable(self) -> int:
+        return self.setting.memory
+
+
+_OWN_ROWS: Final = 512
+_OWN_PROCESS: Final = 150 * MIB
+
+ENGINES: Final[dict[str, type[Engine]]] = {
+    "own": Own, "vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaCpp,
+}  # fmt: skip
+
+
+def _mlp_width(facts: ModelFacts) -> int:
+    """Values of a row in the widest layer: of all experts that a token takes."""
+    dense = facts.intermediate_size or 4 * facts.hidden_size
+    experts = (facts.experts_per_token or 0) * (facts.expert_size or 0)
+    return max(dense, experts)
+
+
+def total(parts: Sequence[Part]) -> int:
+    """Bytes of several parts together."""
+    return sum(part.nbytes for part in parts)
