@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.external.dummy import DEAF
 from wager.arms import Arm, Speculation
 from wager.backend import Counters, EngineError, Load, Prompt, Started
 from wager.config import SamplingParams
 from wager.errors import ConfigError
 from wager.external import watchdog
+from wager.external.process import record_directory
 from wager.external.server import ServerBackend, ServerOptions, fill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,13 +168,43 @@ def test_an_interrupt_ends_a_run_in_the_middle_of_a_reply() -> None:
     assert not [f for f in watchdog.processes().values() if f.session == session]
 
 
+def test_the_next_start_ends_what_a_killed_measurement_left(
+    backend: DummyBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    backend.extra = ("--deaf",)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKING], stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None
+        session = int(process.stdout.readline())
+        (record,) = record_directory().glob("dummy-*.running.json")
+        # As if the watchdog had been killed too, and an orphan of the engine's were left.
+        orphan = subprocess.Popen([sys.executable, "-I", "-S", "-c", DEAF], start_new_session=True)
+        content = json.loads(record.read_text())
+        process.kill()
+    end = time.monotonic() + 30
+    while any(f.session == session for f in watchdog.processes().values()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    content["session"] = orphan.pid
+    content["started"] = watchdog.processes()[orphan.pid].started
+    record.write_text(json.dumps(content))
+    started = backend.start(PLAIN)
+    assert started.warnings == ["ended dummy, left over from a measurement that died"]
+    assert orphan.wait(30) == -signal.SIGKILL
+    assert not record.exists()
+    assert len(list(record_directory().glob("*.running.json"))) == 1
+    backend.stop()
+    assert not list(record_directory().glob("*.running.json"))
+
+
 def test_logs_go_where_they_are_wanted(tmp_path: Path) -> None:
     logs = tmp_path / "deep" / "logs"
     made = DummyBackend("m", options(log_dir=logs))
     made.start(PLAIN)
-    assert len(list(logs.glob("dummy-*.running.json"))) == 1
     made.close()
-    assert not list(logs.glob("*.running.json"))
     (log,) = logs.glob("dummy-*.log")
     assert log.read_text() == "arguments:\n"
 

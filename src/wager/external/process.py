@@ -3,7 +3,7 @@
 The command runs under a watchdog (`wager.external.watchdog`) that holds a pipe to this process:
 leaving the context, an exception, SIGTERM, SIGINT, exit and SIGKILL of this process all close the
 pipe, and the watchdog then ends everything that the command started. Should the watchdog be killed
-as well, the record that each start leaves beside its log lets `end_leftovers` find what remains.
+as well, the record that each start leaves lets `end_leftovers` find what remains.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import BinaryIO, Final
 
 from wager.backend import EngineError
 from wager.external import watchdog
@@ -29,6 +31,9 @@ from wager.external import watchdog
 _TAIL_LINES: Final = 8
 _LINE_CHARACTERS: Final = 300
 _POLL_S: Final = 0.1
+_LOG_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 1 << 16
+_LAST_WORDS_S: Final = 5.0
 _CAUSE: Final = re.compile(r"\b(?:[A-Z]\w*Error|error)\b:? ")
 _TAKEN: Final = re.compile(r"address already in use|couldn't bind|EADDRINUSE", re.IGNORECASE)
 
@@ -43,7 +48,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 class EngineProcess:
     """A command with everything it starts, in a session of its own.
 
-    ``log`` takes its output, both streams. ``record`` is a file that says what runs, removed when
+    ``log`` takes its output, both streams; with ``echo``, which is handed all of it as it comes, no
+    more than the first 4 MiB, so that a long life does not fill a disk. ``record`` is a file that says what runs, removed when
     it has ended. Raises EngineError when the command cannot be run at all. Ending it takes at most
     ``grace_s`` seconds (SIGTERM, then SIGKILL).
     """
@@ -57,10 +63,12 @@ class EngineProcess:
         record: Path | None = None,
         environment: Mapping[str, str] | None = None,
         grace_s: float = 20.0,
+        echo: Callable[[bytes], object] | None = None,
     ) -> None:
         self.name = name
         self.command = list(command)
         self.log = log
+        self._copier: threading.Thread | None = None
         self._record = record
         self._grace_s = grace_s
         # The watchdog needs neither site-packages nor the user's Python settings; the engine,
@@ -70,12 +78,16 @@ class EngineProcess:
             self._watchdog = subprocess.Popen(
                 [*python, *self.command],
                 stdin=subprocess.PIPE,
-                stdout=out,
+                stdout=out if echo is None else subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
         atexit.register(self.stop)
+        if echo is not None and self._watchdog.stdout is not None:
+            given = (self._watchdog.stdout, log, echo)
+            self._copier = threading.Thread(target=_copy, args=given, daemon=True)
+            self._copier.start()
         if record is not None:
             _write_record(record, name, self._watchdog.pid)
 
@@ -122,19 +134,30 @@ class EngineProcess:
         )
         return EngineError(f"{self.name} {what}; log {self.log}: {shown or 'empty'}")
 
-    def stop(self) -> None:
-        """End it and everything that it started; nothing to do when that has been done."""
-        atexit.unregister(self.stop)
+    def ask_to_end(self) -> None:
+        """End it and everything that it started, without waiting until that is done."""
         pipe = self._watchdog.stdin
         if pipe is not None and not pipe.closed:
             with suppress(OSError):
                 pipe.close()
+
+    def kill(self) -> None:
+        """End all of it now, whatever it is doing."""
+        _end_session(self._watchdog.pid)
+
+    def stop(self) -> None:
+        """End it and everything that it started; nothing to do when that has been done."""
+        atexit.unregister(self.stop)
+        self.ask_to_end()
         try:
             self._watchdog.wait(timeout=self._grace_s + 15)
         except subprocess.TimeoutExpired:
             self._watchdog.kill()
             self._watchdog.wait()
         _end_session(self._watchdog.pid)
+        if self._copier is not None:
+            # Nobody is left to write, so what there is to read ends.
+            self._copier.join(timeout=_LAST_WORDS_S)
         if self._record is not None:
             self._record.unlink(missing_ok=True)
 
@@ -153,8 +176,8 @@ class EngineProcess:
 def end_leftovers(directory: Path) -> list[str]:
     """End what an earlier, killed process left running; the names of the engines concerned.
 
-    ``directory`` is where that process kept its engines' logs and records. Records of engines
-    whose starter still runs are left alone.
+    ``directory`` is where that process kept its records. Those of engines whose starter still runs
+    are left alone. Where there is no /proc nothing is ended: a number alone may be a stranger's.
     """
     ended = []
     for record in sorted(directory.glob("*.running.json")):
@@ -175,6 +198,29 @@ def end_leftovers(directory: Path) -> list[str]:
             ended.append(name)
         record.unlink(missing_ok=True)
     return ended
+
+
+def record_directory() -> Path:
+    """Where this user's records are, for whichever measurement comes next. Raises EngineError."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    directory = Path(tempfile.gettempdir()) / f"wager-engines-{user}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    # What is read from there ends processes: it must not be someone else's.
+    if directory.is_symlink() or directory.stat().st_uid != user:
+        raise EngineError(f"{directory} belongs to another user; remove it, or set TMPDIR")
+    return directory
+
+
+def _copy(source: BinaryIO, log: Path, echo: Callable[[bytes], object]) -> None:
+    room = _LOG_BYTES
+    with source, log.open("wb", buffering=0) as out:
+        while piece := os.read(source.fileno(), _PIECE_BYTES):
+            if room > 0:
+                out.write(piece[:room])
+                room -= len(piece)
+            # A terminal that is gone must not stop the engine for want of a reader.
+            with suppress(OSError, ValueError):
+                echo(piece)
 
 
 def _write_record(record: Path, name: str, session: int) -> None:

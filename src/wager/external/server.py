@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,12 @@ from wager.arms import Arm
 from wager.backend import Answer, Counters, EngineError, Load, Prompt, Started
 from wager.errors import ConfigError
 from wager.external import client, metrics, openai
-from wager.external.process import EngineProcess, free_port
+from wager.external.process import (
+    EngineProcess,
+    end_leftovers,
+    free_port,
+    record_directory,
+)
 from wager.external.reply import Reply
 
 _PORT_TRIES: Final = 3
@@ -39,7 +44,8 @@ class ServerOptions:
     ``{host}`` and ``{model}``) to be filled in; ``{args}`` is what an arm and these options ask
     for, without model, host and port. Otherwise ``program`` is the engine's program, or its name
     on PATH. ``arguments`` are added as they are. Logs go to ``log_dir``, which is kept.
-    ``kv_memory`` is in bytes.
+    ``kv_memory`` is in bytes. With ``measuring`` an arm gets options that a measurement needs beside
+    those of its speculation (no prefix cache, counters); a server for users does without them.
     """
 
     engine_command: str | None = None
@@ -55,6 +61,7 @@ class ServerOptions:
     request_timeout_s: float = 900.0
     stop_timeout_s: float = 20.0
     log_dir: Path | None = None
+    measuring: bool = True
 
 
 class ServerBackend:
@@ -114,6 +121,10 @@ class ServerBackend:
     def before_start(self, arm: Arm) -> None:
         """Called before the server is started: caches to look at or to empty."""
 
+    def version_in(self, log: str) -> str | None:
+        """The engine's version, where its log tells it before it is ready."""
+        return None
+
     def started(self, log: str) -> Started:
         """What the log and the server's own pages tell once it is ready; the rest is filled in
         by `start`."""
@@ -136,6 +147,7 @@ class ServerBackend:
         """See `wager.backend.Backend.start`."""
         self.stop()
         self.check(arm)
+        left = end_leftovers(record_directory())
         self.before_start(arm)
         self.arm = arm
         began = time.perf_counter()
@@ -149,16 +161,17 @@ class ServerBackend:
             raise
         started.command = process.command
         started.startup_s = took
+        started.warnings += [
+            f"ended {name}, left over from a measurement that died" for name in left
+        ]
         return started
 
     def _launch(self, arm: Arm) -> EngineProcess:
         """Start and wait until it is ready; again on another port if a stranger took it."""
         for last in (False,) * (_PORT_TRIES - 1) + (True,):
-            self.port = free_port(self.options.host)
-            self._url = f"http://{_reachable(self.options.host)}:{self.port}"
-            self._process = process = self._run(arm, self.port)
+            process = self.launch(arm, free_port(self.options.host))
             try:
-                process.wait_ready(self._ready, self.options.start_timeout_s)
+                process.wait_ready(self.ready, self.options.start_timeout_s)
             except EngineError:
                 self.stop()
                 if last or not process.port_taken():
@@ -171,16 +184,34 @@ class ServerBackend:
                 return process
         raise AssertionError("the last try either returns or raises")
 
-    def _run(self, arm: Arm, port: int) -> EngineProcess:
+    def launch(
+        self,
+        arm: Arm,
+        port: int,
+        *,
+        tls: bool = False,
+        echo: Callable[[bytes], object] | None = None,
+    ) -> EngineProcess:
+        """Start on ``port`` and return at once, for whoever watches it alone; see `ready`.
+
+        ``echo`` is handed the engine's output as it comes.
+        """
+        self.port = port
+        self._url = f"{'https' if tls else 'http'}://{_reachable(self.options.host)}:{port}"
+        self._process = self._run(arm, port, echo)
+        return self._process
+
+    def _run(self, arm: Arm, port: int, echo: Callable[[bytes], object] | None) -> EngineProcess:
         directory = self._log_dir()
         stem = f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}-{next(self._starts)}-{port}"
         return EngineProcess(
             self.name,
             self.full_command(arm, port),
             log=directory / f"{stem}.log",
-            record=directory / f"{stem}.running.json",
+            record=record_directory() / f"{stem}.running.json",
             environment={**self.environment(arm), **self.options.environment},
             grace_s=self.options.stop_timeout_s,
+            echo=echo,
         )
 
     def full_command(self, arm: Arm, port: int) -> list[str]:
@@ -190,7 +221,8 @@ class ServerBackend:
         filled = {"port": str(port), "host": self.options.host, "model": self.model}
         return fill(self.options.engine_command, filled, self.arguments(arm))
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
+        """Whether it answers."""
         try:
             return self.get(self.ready_path())[0] == 200
         except EngineError:
@@ -222,7 +254,7 @@ class ServerBackend:
         """See `wager.backend.Backend.stream`. Raises EngineError when the engine has died."""
         target = client.Target(self._url, timeout_s=self.options.request_timeout_s)
         for answer in client.stream(self, target, prompts, load):
-            if answer.error is not None and not self._ready():
+            if answer.error is not None and not self.ready():
                 self._check_alive()
             yield answer
 
