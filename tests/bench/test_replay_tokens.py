@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.hub import fake_hub, point_library_at
 from tests.tiny import write_tiny_gguf
 from wager.arms import parse_arms
 from wager.bench.logs_records import Recorded
@@ -110,26 +112,23 @@ def test_tokenizers_without_a_model(tmp_path: Path, tiny_path: Path) -> None:
         open_vocabulary(str(tmp_path / "nowhere"))
 
 
-def test_names_on_the_hub_come_from_its_cache(
-    tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-
-    asked: list[Any] = []
-
-    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((repo, revision))
-        assert not any("safetensors" in pattern for pattern in allow_patterns)
-        if repo == "org/empty":
-            return str(tmp_path)
-        if repo == "org/missing":
-            raise OSError("no such repository\nmore")
-        return str(tiny_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert open_vocabulary("org/name@v2").turn_end == 2
-    assert asked == [("org/name", "v2")]
-    with pytest.raises(ModelError, match=r"org/missing.*no such repository$"):
+def test_names_on_the_hub(tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer's files and no weights; afterwards from the cache, without the hub."""
+    shutil.copytree(tiny_path, tmp_path / "repos/org/name")
+    (tmp_path / "repos/org/empty").mkdir()
+    (tmp_path / "repos/org/empty/config.json").write_text("{}")
+    with fake_hub(tmp_path / "repos") as hub:
+        point_library_at(monkeypatch, hub.endpoint, tmp_path / "cache")
+        assert open_vocabulary("org/name@main").turn_end == 2
+        assert hub.served["org/name/tokenizer.json"] > 0
+        assert not any("safetensors" in name for name in hub.served)
+        with pytest.raises(ModelError, match=r"org/missing: there is no such model"):
+            open_vocabulary("org/missing")
+        with pytest.raises(ModelError, match=r"org/name: has no revision 'v9'"):
+            open_vocabulary("org/name@v9")
+        with pytest.raises(ModelError, match=r"org/empty has no tokenizer\.json"):
+            open_vocabulary("org/empty")
+    point_library_at(monkeypatch, hub.endpoint, tmp_path / "cache", offline=True)
+    assert open_vocabulary("org/name").turn_end == 2
+    with pytest.raises(ModelError, match=r"^org/missing: "):
         open_vocabulary("org/missing")
-    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
-        open_vocabulary("org/empty")

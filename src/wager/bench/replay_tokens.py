@@ -179,13 +179,12 @@ def _from_hub(name: str) -> Path:
     """The tokenizer's files of a model on the hub, or in the cache of the hub's library."""
     from huggingface_hub import snapshot_download
 
+    from wager.models.facts_hub import hub_errors
+
     repo, _, revision = name.partition("@")
-    try:
-        found = Path(snapshot_download(repo, revision=revision or None, allow_patterns=[*_FILES]))
-    # What this library raises depends on its version and on that of its HTTP client.
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"tokenizer: {name} cannot be had from the hub: {reason}") from error
+    wanted = revision or None
+    with hub_errors(repo, wanted):
+        found = Path(snapshot_download(repo, revision=wanted, allow_patterns=[*_FILES]))
     if not (found / "tokenizer.json").is_file():
         raise ModelError(
             f"tokenizer: {name} has no tokenizer.json; name the model that it was made from"

@@ -83,7 +83,7 @@ def read_hub(name: str, revision: str | None, tokenizer: bool) -> ModelFacts:
     if found is None:
         raise ModelError(f"model: {name!r} is no name on the hub; it looks like org/name@revision")
     repo, wanted = found["repo"], revision or found["revision"]
-    with _errors(repo, wanted):
+    with hub_errors(repo, wanted):
         from huggingface_hub import constants
 
         if constants.HF_HUB_OFFLINE:
@@ -252,7 +252,7 @@ def _unreachable(error: Exception) -> bool:
 
 
 @contextmanager
-def _errors(repo: str, revision: str | None) -> Iterator[None]:
+def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
     """What the hub's library raises, as one line for the user."""
     from huggingface_hub import errors
 
