@@ -59,7 +59,7 @@ def _show(console: Console, found: Translation) -> None:
     from wager.external.dialects.options import TITLES
 
     reading = found.reading
-    title = TITLES.get(reading.engine, "TensorRT-LLM")
+    title = TITLES[reading.engine]
     console.print(f"read as   {title}{', of ' + reading.target if reading.target else ''}")
     console.print(f"asks for  {_asked(reading)}")
     for finding in reading.findings:

@@ -5,6 +5,7 @@ Nothing is started and no file is read: it is all in the tables of `wager.extern
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ from typing import Any, Final
 
 from wager.arms import Speculation
 from wager.errors import ConfigError
-from wager.external.dialects import ENGINES, dialect, vllm
+from wager.external.dialects import ENGINES, dialect, read_only, vllm
 from wager.external.dialects.base import Reading, Written
-from wager.external.dialects.options import TITLES, is_gguf
+from wager.external.dialects.options import TITLES, is_gguf, is_hub_id
 from wager.external.translate_bodies import read_body
-from wager.external.translate_split import Role, split
+from wager.external.translate_split import Pasted, Role, split
 
 _PROGRAMS: Final = {
     "vllm": ("vllm", "serve"),
@@ -67,26 +68,42 @@ def translate(text: str | Sequence[str], to: str = "all") -> Translation:
         raise ConfigError(
             f"translate: no speculation option of any engine in {shlex.join(pasted.arguments)!r}"
         )
+    elif pasted.engine in read_only.ENGINES:
+        reading = read_only.read(pasted.engine, pasted.arguments)
     else:
         reading = dialect(pasted.engine).read(pasted.arguments)
+    if pasted.role == "python":
+        reading = _as_keywords(reading, pasted.kept)
     reading = replace(
         reading, findings=(*pasted.findings, *reading.findings),
-        prefix=pasted.prefix, program=pasted.program or _tag_program(reading),
+        prefix=pasted.prefix, program=pasted.program or _tag_program(reading, pasted),
     )  # fmt: skip
     if not (reading.findings or reading.speculation or pasted.program):
         raise ConfigError(f"translate: no speculation option of any engine in {_shown(text)!r}")
-    wanted = ENGINES if to == "all" else (to,)
+    wanted: tuple[str, ...] = ENGINES if to == "all" else (to,)
+    if pasted.config is not None and reading.speculation is None:
+        # A request that sets nothing about drafting: no server's command follows from it.
+        wanted = ()
     return Translation(reading, pasted.role, _forms(reading, pasted.role, wanted))
 
 
-def _tag_program(reading: Reading) -> tuple[str, ...]:
+def _tag_program(reading: Reading, pasted: Pasted) -> tuple[str, ...]:
     """A tag of Ollama's library by itself is something to run."""
-    tag = reading.engine == "ollama" and ":" in (reading.target or "")
-    return _PROGRAMS["ollama"] if tag and not reading.rest and _drafter(reading) is None else ()
+    alone = reading.engine == "ollama" and pasted.arguments == (reading.target,)
+    return _PROGRAMS["ollama"] if alone else ()
 
 
-def _drafter(reading: Reading) -> Any:
-    return None if reading.speculation is None else reading.speculation.options.get("model")
+def _as_keywords(reading: Reading, kept: tuple[str, ...]) -> Reading:
+    """The findings about a call, with its keywords spelled as there."""
+
+    def spelled(what: str) -> str:
+        name, space, value = what.partition(" ")
+        if not name.startswith("--"):
+            return what
+        return name[2:].replace("-", "_") + ("=" if space else "") + value
+
+    findings = tuple(replace(f, what=spelled(f.what)) for f in reading.findings)
+    return replace(reading, findings=findings, rest=kept)
 
 
 def _shown(text: str | Sequence[str]) -> str:
@@ -96,7 +113,7 @@ def _shown(text: str | Sequence[str]) -> str:
 def _forms(reading: Reading, role: Role, wanted: Sequence[str]) -> tuple[Form, ...]:
     """A client's command has one form; a server's has one per engine."""
     if role == "client":
-        return tuple(_client(reading, engine) for engine in wanted if engine in ("vllm", "own"))
+        return tuple(_client(reading, engine) for engine in wanted)
     if reading.speculation is None and any(f.severity == "error" for f in reading.findings):
         understood = reading.program
         if not understood:
@@ -115,6 +132,9 @@ def _client(reading: Reading, engine: str) -> Form:
             "speculation gains, and `random` prompts give acceptance without meaning"
         )
         return Form(engine, version, (line,), notes=(note,))
+    if engine != "own":
+        said = "the client is vLLM's, and asks any OpenAI-compatible server: add --base-url"
+        return Form(engine, version, error=said)
     line = shlex.join(["wager", "bench", "--engine", "vllm", reading.target or _MODEL])
     note = "starts the server with and without speculation and measures both on the same prompts"
     return Form(engine, version, (line,), notes=(note,))
@@ -129,8 +149,18 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
         return Form(engine, version, error=str(error))
     target, more = _target(reading, engine)
     notes = (*more, *notes, *written.notes)
-    if engine == reading.engine and reading.program and "create" not in reading.program:
-        line = _same(reading, role, target, written)
+    python = role == "python" and engine != "vllm"
+    if (
+        engine == reading.engine
+        and reading.program
+        and not python
+        and "create" not in reading.program
+    ):
+        line = (
+            _python(reading, target, written)
+            if role == "python"
+            else _same(reading, role, target, written)
+        )
         return Form(engine, version, (line,), notes=notes)
     left = _left_out(reading, engine)
     notes = (*left, *notes)
@@ -168,6 +198,14 @@ def _same(reading: Reading, role: Role, target: str, written: Written) -> str:
     return shlex.join([*reading.prefix, *reading.program, *where, *rest, *written.arguments])
 
 
+def _python(reading: Reading, target: str, written: Written) -> str:
+    """A call of vLLM's with the config as a dict."""
+    keywords = list(reading.rest)
+    if written.arguments:
+        keywords.append(f"speculative_config={json.loads(written.arguments[1])!r}")
+    return f"{reading.program[0]}({', '.join([repr(target), *keywords])})"
+
+
 def _with_port(rest: tuple[str, ...]) -> tuple[str, ...]:
     for option, value in (("--host", _HOST), ("--port", _PORTS["llamacpp"])):
         if option not in rest:
@@ -193,11 +231,7 @@ def _left_out(reading: Reading, engine: str) -> tuple[str, ...]:
     rest = [word for word in reading.rest if word not in kept]
     if not rest:
         return ()
-    return (f"left out, as options of {_title(reading.engine)}: {shlex.join(rest)}",)
-
-
-def _title(engine: str) -> str:
-    return TITLES.get(engine, "TensorRT-LLM")
+    return (f"left out, as options of {TITLES[reading.engine]}: {shlex.join(rest)}",)
 
 
 def _target(reading: Reading, engine: str) -> tuple[str, tuple[str, ...]]:
@@ -217,6 +251,8 @@ def _target(reading: Reading, engine: str) -> tuple[str, tuple[str, ...]]:
             return f"{_MODEL}.gguf", (f"MODEL.gguf stands for {target}, converted to GGUF",)
     elif target is None:
         return _MODEL, ()
+    elif engine == "ollama" and reading.engine != "ollama" and is_hub_id(target):
+        return _MODEL, (f"MODEL stands for {target}: a model of the library, or a path",)
     elif engine in ("vllm", "sglang") and is_gguf(target):
         said = f"MODEL stands for the Hugging Face directory or name of {target}"
         return _MODEL, (said,)
@@ -234,6 +270,10 @@ def _names(reading: Reading, engine: str) -> tuple[Speculation | None, tuple[str
         if engine == "ollama":
             return speculation, ()
         note = f"{stand_in} stands for the drafter that comes with the tag"
+    elif model is None and engine == "llamacpp" and speculation.method == "dspark":
+        note = f"{stand_in} stands for the drafter in the target's checkpoint, converted to GGUF"
+    elif engine == "ollama" and isinstance(model, str) and is_hub_id(model):
+        note = f"{stand_in} stands for the path of {model}"
     else:
         same = isinstance(model, str) and is_gguf(model) is (engine == "llamacpp")
         if same or not isinstance(model, str) or engine in ("ollama", "own"):

@@ -12,8 +12,9 @@ from typing import Any, Final, Literal, TypeAlias
 from wager.errors import ConfigError
 from wager.external.dialects.base import Finding
 from wager.external.dialects.names import FLAGS, GENERAL
+from wager.external.translate_python import find_call
 
-Role: TypeAlias = Literal["server", "client", "offline"]
+Role: TypeAlias = Literal["server", "client", "offline", "python"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     Program(("vllm", "bench", "serve"), "vllm", "client"),
     Program(("vllm", "bench", r"throughput|latency"), "vllm", "offline"),
     Program((_PYTHON, "-m", r"vllm\.entrypoints\.openai\.api_server"), "vllm", "server",
-            ("vllm", "serve"), "still there, and `vllm serve` is the documented form"),
+            ("vllm", "serve"), "deprecated: it starts with a warning; write `vllm serve`"),
     Program((_PYTHON, "-m", r"vllm\.entrypoints\.api_server"), "vllm", "server",
-            ("vllm", "serve"), "a demonstration without the OpenAI routes; write `vllm serve`"),
+            ("vllm", "serve"), f"{_GONE} `vllm serve`, with the OpenAI routes"),
     Program((_PYTHON, "-m", r"vllm\.benchmarks\.benchmark_serving"), "vllm", "client",
             ("vllm", "bench", "serve"), f"{_GONE} `vllm bench serve`"),
     Program((_PYTHON, "-m", r"vllm\.benchmarks\.benchmark_throughput"), "vllm", "offline",
@@ -64,6 +65,8 @@ PROGRAMS: Final[tuple[Program, ...]] = (
             "an older name of llama-server"),
     Program((r"llama\.cpp:.*server.*",), "llamacpp"),
     Program(("ollama", r"run|create|serve|pull|show|launch"), "ollama"),
+    Program((r"mlx_lm\.(server|generate|chat)",), "mlx"),
+    Program((_PYTHON, "-m", r"mlx_lm(\.server|\.generate)?"), "mlx"),
     Program(("wager", r"run|serve|bench|tune"), "own"),
 )  # fmt: skip
 
@@ -75,7 +78,10 @@ _LIBRARY_TAG: Final = re.compile(r"[\w.\-/]+:[\w.\-]+-(dflash|mtp)[\w.\-]*|[\w.\
 
 @dataclass(slots=True)
 class Pasted:
-    """What was pasted, in its parts; ``config`` is set where it is JSON."""
+    """What was pasted, in its parts.
+
+    ``config`` is set where it is JSON, ``kept`` are the other keywords where it is a call.
+    """
 
     engine: str | None = None
     role: Role = "server"
@@ -83,6 +89,7 @@ class Pasted:
     program: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
+    kept: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -101,6 +108,9 @@ def split(text: str | Sequence[str]) -> Pasted:
     if _MODELFILE.search(text):
         lines = [line for line in text.splitlines() if line.strip()]
         return Pasted(engine="ollama", arguments=tuple(lines))
+    call = find_call(text)
+    if call is not None:
+        return Pasted(call.engine, "python", (), (call.name,), call.arguments, kept=call.others)
     pasted = Pasted()
     return _command(_words(text, pasted), pasted)
 
@@ -173,7 +183,7 @@ def _with_program(program: Program, words: Sequence[str], place: int, pasted: Pa
     pasted.program = program.now or tuple(words[place:end])
     if program.said:
         old = " ".join(words[place:end])
-        severity = "error" if "removed" in program.said else "note"
+        severity = "error" if "removed" in program.said else "warning"
         pasted.findings.append(Finding(severity, old, program.said))  # type: ignore[arg-type]
     known = {o.variable for options in FLAGS.values() for o in options} | {
         name for options in FLAGS.values() for o in options for name in o.names

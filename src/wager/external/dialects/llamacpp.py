@@ -99,7 +99,7 @@ def _mapped(name: str, options: Options, alone: bool) -> list[str]:
         text = "one length of n-gram, not a range"
         options.notes.append(
             f"ngram is llama.cpp's ngram-simple, which looks up {text}: {high}"
-            + (f"; matches of {low} to {high - 1} tokens are missed" if low < high else "")
+            + (f"; shorter matches, down to {low}, are missed" if low < high else "")
         )
         size: Any = high
     else:

@@ -11,6 +11,7 @@ from wager.external.dialects.base import Reading
 from wager.external.dialects.names import GENERAL, canonical
 from wager.external.dialects.options import CACHE_DRAFT
 from wager.external.dialects.reader import Rule, Scan, scan
+from wager.external.dialects.vllm import taken_over
 
 ENGINE: Final = "llamacpp"
 
@@ -97,9 +98,9 @@ def _dashes(name: str) -> str:
 def _settle(found: Scan, values: dict[str, Any]) -> Speculation | None:
     if not values:
         return None
-    if values.get("speculative_config"):
-        found.say("error", "--speculative-config", "llama.cpp takes no JSON; its keys are not read")
-        values.pop("speculative_config")
+    config = values.pop("speculative_config", None)
+    if config is not None:
+        return taken_over(found, config)
     _old_draft(found, values)
     types = _types(found, values)
     if not types:
@@ -119,7 +120,8 @@ def _old_draft(found: Scan, values: dict[str, Any]) -> None:
     given = values.get(_K)
     if not isinstance(given, str):
         return
-    what = f"{found.spellings[_K]} {given}"
+    name = found.spellings[_K]
+    what = f"{name} {given}" if name.startswith("-") else f"{name}={given}"
     values.pop(_K)
     if given.isdecimal():
         values[_K] = int(given)

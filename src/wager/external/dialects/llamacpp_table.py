@@ -190,6 +190,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "--spec-draft-p-min",
         "error",
     ),
+    Option(("--metrics",), "the page /metrics, with the counters of speculation", "kept", "flag"),
     Option(("--model", "-m"), "the target", "target", variable="LLAMA_ARG_MODEL"),
     Option(("--hf-repo", "-hf", "-hfr"), "the target", "target", variable="LLAMA_ARG_HF_REPO"),
     Option(("--host",), "", "host", variable="LLAMA_ARG_HOST"),

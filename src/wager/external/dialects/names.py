@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from wager.external.dialects import llamacpp_table, ollama_table, sglang_table, vllm_table
+from wager.external.dialects import (
+    llamacpp_table,
+    ollama_table,
+    read_only_table,
+    sglang_table,
+    vllm_table,
+)
 from wager.external.dialects.base import Option
 
-GENERAL: Final = frozenset({"target", "host", "port"})
-"""What every server has an option for, under names that say nothing about the engine."""
+GENERAL: Final = frozenset({"target", "host", "port", "kept"})
+"""What sets nothing about speculation: what every server has an option for, and (kept) options
+that stay where they are and about which there is something to say while drafting."""
 
 FLAGS: Final[dict[str, tuple[Option, ...]]] = {
     "vllm": vllm_table.FLAGS,
     "llamacpp": llamacpp_table.OPTIONS,
     "sglang": sglang_table.OPTIONS + sglang_table.VARIABLES,
+    "transformers": read_only_table.TRANSFORMERS,
+    "mlx": read_only_table.MLX,
     "own": (Option(("--speculative-config", "-sc"), "", "speculative_config", "json"),),
 }
 """The options of each engine's command line, and its environment variables."""

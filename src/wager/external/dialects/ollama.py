@@ -63,15 +63,19 @@ def _modelfile(found: Scan, lines: Sequence[str], values: dict[str, Any]) -> Non
 
 
 def _command(found: Scan, tokens: Sequence[str], values: dict[str, Any]) -> None:
+    skipped = False
     for token in tokens:
-        if token.startswith("-"):
+        if token.startswith("-") and ("draft" in token or "spec" in token):
+            skipped = "=" not in token
+            found.say(
+                "error", token,
+                "ollama has no such option: drafting is set in the Modelfile (DRAFT, PARAMETER "
+                "draft_num_predict)",
+            )  # fmt: skip
+        elif token.startswith("-"):
             found.rest.append(token)
-            if "draft" in token or "spec" in token:
-                found.say(
-                    "error", token,
-                    "ollama has no such option: drafting is set in the Modelfile (DRAFT, "
-                    "PARAMETER draft_num_predict)",
-                )  # fmt: skip
+        elif skipped:
+            skipped = False
         elif token not in _COMMANDS and "target" not in found.values:
             found.values["target"] = token
         elif token not in _COMMANDS:

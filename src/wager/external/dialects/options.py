@@ -15,6 +15,9 @@ TITLES: Final = {
     "sglang": "SGLang",
     "ollama": "Ollama",
     "own": "wager",
+    "transformers": "transformers",
+    "mlx": "MLX-LM",
+    "tensorrt": "TensorRT-LLM",
 }
 """The engines' names for people."""
 

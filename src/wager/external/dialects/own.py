@@ -49,8 +49,14 @@ def read(tokens: Sequence[str]) -> Reading:
                 found.say("note", what, _OURS[key])
         method = config.pop("method", None)
         speculation = Speculation(method, config) if isinstance(method, str) else None
+        if speculation is not None and method not in drafter_names():
+            found.say("error", f"method: {method}", _unknown())
     target, rest, findings = found.reading_parts()
     return Reading(ENGINE, speculation, target, rest, findings)
+
+
+def _unknown() -> str:
+    return f"wager's own engine does not draft this way yet; it has {', '.join(drafter_names())}"
 
 
 def _load(text: str) -> dict[str, Any]:
@@ -77,10 +83,7 @@ def write(speculation: Speculation | None) -> Written:
         method in llamacpp_table.METHODS and method not in llamacpp_table.TO_CANONICAL
     )
     if method != "ngram" and not ngram and method not in drafter_names():
-        raise ConfigError(
-            f"{method}: wager's own engine does not draft this way yet; it has "
-            f"{', '.join(drafter_names())}"
-        )
+        raise ConfigError(f"{method}: {_unknown()}")
     config: dict[str, Any] = {"method": "ngram" if ngram else method}
     if ngram or method == "ngram":
         k, low, high = as_ngram(options)

@@ -143,12 +143,16 @@ def _take(
     if option.key in GENERAL:
         if option.key == "target":
             found.values["target"] = raw
-        else:
-            found.rest += [name, str(raw)]
-            found.values[option.key] = raw
+            return
+        words = [name] if raw is True else [name, str(raw)]
+        found.rest += words
+        found.values[option.key] = raw
+        if option.meaning:
+            found.findings.append(told(option, " ".join(words)))
         return
     value, wrong = convert(option, raw)
-    what = name if raw is True else f"{name} {raw}"
+    joint = "=" if _VARIABLE.fullmatch(name) else " "
+    what = name if raw is True else f"{name}{joint}{raw}"
     if theirs is not None:
         found.say("error", what, _foreign(option, engine, theirs))
     elif option.meaning and (option.key != "method" or option.verdict):

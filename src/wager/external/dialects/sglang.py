@@ -13,6 +13,7 @@ from wager.external.dialects.base import Reading, Written
 from wager.external.dialects.names import GENERAL, owner
 from wager.external.dialects.options import Options, as_ngram, is_gguf
 from wager.external.dialects.reader import Rule, Scan, scan
+from wager.external.dialects.vllm import taken_over
 
 ENGINE: Final = "sglang"
 VERSION: Final = "of August 2026"
@@ -76,8 +77,9 @@ def _dashes(name: str) -> str:
 
 def _settle(found: Scan, values: dict[str, Any]) -> Speculation | None:
     name = values.pop("method", None)
-    if values.pop("speculative_config", None) is not None:
-        found.say("error", "--speculative-config", "SGLang takes no JSON; its keys are not read")
+    config = values.pop("speculative_config", None)
+    if config is not None:
+        return taken_over(found, config)
     if name is None:
         if values:
             found.say("error", ", ".join(values), "without --speculative-algorithm nothing drafts")

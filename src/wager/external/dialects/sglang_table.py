@@ -96,6 +96,19 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "speculative_ngram_max_trie_depth", "whole",
         "of older versions; now --speculative-ngram-max-trie-depth", "warning",
     ),
+    Option(("--enable-metrics",), "the page /metrics, with acceptance", "kept", "flag"),
+    Option(
+        ("--max-running-requests",), "requests at once; 48 with speculation where it is left out",
+        "kept",
+    ),
+    Option(
+        ("--disable-overlap-schedule",), "the synchronous path, not the overlap scheduler", "kept",
+        "flag",
+    ),
+    Option(
+        ("--enable-mixed-chunk",), "prompts and decoding in one batch", "kept", "flag",
+        "switched off by speculation", "warning",
+    ),
     Option(("--model-path", "--model"), "the target", "target"),
     Option(("--host",), "", "host"),
     Option(("--port",), "", "port"),

@@ -15,7 +15,7 @@ from wager.external.dialects.base import Option, Reading, Written
 from wager.external.dialects.names import GENERAL, canonical, owner
 from wager.external.dialects.options import TITLES, Options, as_ngram, is_gguf
 from wager.external.dialects.reader import Scan, convert, scan, told
-from wager.external.dialects.vllm_rules import RULES
+from wager.external.dialects.vllm_rules import RULES, WITHOUT_DRAFTER
 
 ENGINE: Final = "vllm"
 VERSION: Final = "0.32.0"
@@ -141,6 +141,11 @@ def read_config(config: Mapping[str, Any]) -> Reading:
     return Reading(ENGINE, speculation, findings=tuple(found.findings))
 
 
+def taken_over(found: Scan, text: str) -> Speculation | None:
+    """What the JSON of ``--speculative-config`` asks for, on another engine's command line."""
+    return settle(found, _keys(found, _load(found, text)))
+
+
 def _dashes(name: str) -> str:
     """vLLM's parser takes underscores in option names too."""
     return name.replace("_", "-") if name.startswith("--") else name
@@ -256,9 +261,10 @@ def _named(found: Scan, values: dict[str, Any]) -> str | None:
     given = values.pop("method", None)
     if given is not None:
         method = str(given)
-        current = canonical(method)
-        if current != method:
-            found.say("error", f"method: {method}", f"another engine's name; in vLLM: {current}")
+        current = "ngram" if method in _NAMES_ONLY else canonical(method)
+        if current != method and "method" not in found.foreign:
+            said = f"not a name of vLLM {VERSION}, where it is {current}"
+            found.say("error", f"method: {method}", said)
         method = current
     if model in _NAMES_ONLY:
         values.pop("model")
@@ -338,6 +344,8 @@ def _repair(values: dict[str, Any]) -> None:
         values["rejection_sample_method"] = "standard"
     if values.get("draft_sample_method") not in (None, "greedy", "probabilistic"):
         values.pop("draft_sample_method")
+    if values["method"] in WITHOUT_DRAFTER:
+        values.pop("draft_tensor_parallel_size", None)
     limit = values.pop("disable_by_batch_size", None)
     if isinstance(limit, int) and limit > 1:
         k = values["num_speculative_tokens"]

@@ -29,6 +29,8 @@ def _is(key: str, *wanted: object) -> Callable[[_Values], bool]:
 _NGRAM: Final = _method("ngram", "ngram_gpu")
 _SCHEDULE: Final = "num_speculative_tokens_per_batch_size"
 
+WITHOUT_DRAFTER: Final = ("ngram", "ngram_gpu", "suffix")
+
 RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "warning", "prompt_lookup_min",
@@ -90,6 +92,15 @@ RULES: Final[tuple[Rule, ...]] = (
         "note", "draft_model", _method("draft_model"),
         "target and drafter must have the same vocab_size in their configs (0.5B and 14B of one "
         "family may differ); the V2 runner drafts without CUDA graphs",
+    ),
+    Rule(
+        "warning", "max_model_len", lambda v: "max_model_len" in v,
+        "no effect on the V2 runner; on V1 one request beyond it ends drafting for the whole batch",
+    ),
+    Rule(
+        "warning", "draft_tensor_parallel_size",
+        lambda v: v["method"] in WITHOUT_DRAFTER and "draft_tensor_parallel_size" in v,
+        "{method} has no drafter to share: left out",
     ),
     Rule(
         "warning", "mtp", lambda v: _method("mtp")(v) and v.get("num_speculative_tokens", 1) > 1,
