@@ -86,6 +86,15 @@ def test_counters_by_themselves_tell_a_reset_too() -> None:
     assert shorter == Counters(resets=1)
 
 
+def test_steps_of_vllm_are_the_times_it_took() -> None:
+    first, later = (
+        f"{name}_seconds_count" for name in ("time_to_first_token", "inter_token_latency")
+    )
+    both = {first: {ZERO: 3.0, ONE: 4.0}, later: {ZERO: 20.0, ONE: 30.0}}
+    assert counters(parse(page(total="", **both))).steps == 57
+    assert counters(parse(page(total="", **{first: {ZERO: 3.0}}))).steps is None
+
+
 def test_positions() -> None:
     labels = [f'engine="{e}",position="{p}"' for p in range(11) for e in (0, 1)]
     series = dict(zip(labels, map(float, range(22, 0, -1)), strict=True))

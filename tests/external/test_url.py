@@ -69,23 +69,43 @@ def test_one_address_with_a_switch() -> None:
         ("vllm", "stub", {"return_token_ids", "cache_salt", "top_k", "ignore_eos"}),
         ("wager", "stub", {"return_token_ids", "cache_salt", "top_k", "ignore_eos", "min_p"}),
         (None, "vllm", {"return_token_ids", "cache_salt", "top_k", "ignore_eos"}),
-        ("llamacpp", "stub", {"top_k", "ignore_eos", "min_p"}),
+        ("llamacpp", "stub", {"return_tokens", "cache_prompt", "top_k", "ignore_eos", "min_p"}),
         ("sglang", "stub", {"top_k", "ignore_eos", "min_p"}),
         (None, "someone", set()),
     ],
 )
-def test_fields_beyond_openais_go_to_who_knows_them(
+def test_an_engine_that_is_recognised_is_asked_in_its_own_way(
     family: str | None, owner: str, expected: set[str]
 ) -> None:
     pages = [drafts(0, family) if family else None]
-    with Stub(REPLY, pages=pages, owner=owner) as stub:
+    llama = [Script([(0.0, {"content": "a", "tokens": [1]}), (0.0, {"stop": True})])]
+    with Stub(llama if family == "llamacpp" else REPLY, pages=pages, owner=owner) as stub:
         backend = UrlBackend(UrlOptions(url_on=stub.url))
         started = backend.start(ON)
         ask(backend)
     beyond = {"return_token_ids", "cache_salt", "top_k", "ignore_eos", "min_p"}
+    beyond |= {"return_tokens", "cache_prompt"}
     assert beyond & set(stub.bodies[0]) == expected
-    salted = "cache_salt" in expected
-    assert any("cannot be salted" in line for line in started.warnings) != salted
+    assert stub.paths == ["/completion" if family == "llamacpp" else "/v1/completions"]
+    kept_apart = expected & {"cache_salt", "cache_prompt"}
+    assert any("cannot be salted" in line for line in started.warnings) != bool(kept_apart)
+
+
+def test_a_chat_for_llama_server_is_put_into_its_template() -> None:
+    def script(_: int, body: dict[str, Any]) -> Script:
+        if "messages" in body:
+            return Script(body='{"prompt": "<user>hi"}', content_type="application/json")
+        return Script([(0.0, {"content": "a", "tokens": [1]}), (0.0, {"stop": True})])
+
+    chat = Prompt("p", SamplingParams(max_tokens=8), messages=(("user", "hi"),))
+    with Stub(script, owner="llamacpp") as stub:
+        backend = UrlBackend(UrlOptions(url_on=stub.url))
+        backend.start(ON)
+        (answer,) = backend.stream([chat], Load(clients=1))
+    assert answer.token_ids == [1]
+    assert stub.paths == ["/apply-template", "/completion"]
+    assert stub.bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
+    assert stub.bodies[1]["prompt"] == "<user>hi"
 
 
 def test_what_a_strict_server_cannot_be_asked() -> None:

@@ -40,6 +40,11 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     # SGLang's other figures of speculation are gauges: averages that cannot be subtracted.
     "sglang": {"drafts": "spec_verify_calls", "generated": "generation_tokens"},
 }
+# vLLM has no counter of steps, but two histograms take one value for each: a request's first, and
+# all others (the time between tokens is per step there, not per token).
+_STEPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "vllm": ("time_to_first_token_seconds_count", "inter_token_latency_seconds_count"),
+}
 _RUNNING: Final = {
     "vllm": "num_requests_running",
     "wager": "num_requests_running",
@@ -128,7 +133,10 @@ def counters(page: Page, resets: int = 0) -> Counters:
         return Counters(resets=resets)
     found = {key: page.total(f"{family}:{name}") for key, name in _NAMES[family].items()}
     at = page.by_position(f"{family}:{_POSITIONS}")
-    return Counters(**found, accepted_at=at, resets=resets)
+    parts = [page.total(f"{family}:{name}") for name in _STEPS.get(family, ())]
+    known = [part for part in parts if part is not None]
+    steps = sum(known) if known and len(known) == len(parts) else None
+    return Counters(**found, steps=steps, accepted_at=at, resets=resets)
 
 
 def when_idle(read: Callable[[], str | None], patience_s: float) -> str | None:

@@ -16,22 +16,14 @@ import httpx2
 from wager.arms import Arm
 from wager.backend import Answer, Counters, EngineError, Load, Prompt, Started
 from wager.errors import ConfigError
-from wager.external import client, metrics, openai
+from wager.external import client, llama_wire, metrics, openai, vllm_wire
 from wager.external.reply import Reply
 
-_GET_S: Final = 10.0
+_ASK_S: Final = 10.0
 # Other people's requests may run for ever.
 _IDLE_WITHIN_S: Final = 1.0
-# What /v1/models gives as the owner, to whose server it is.
-_OWNERS: Final = {
-    "vllm": "vllm",
-    "llamacpp": "llamacpp",
-    "sglang": "sglang",
-    "wager": "wager",
-}
-_KNOWS_IDS: Final = frozenset({"vllm", "wager"})
-_KNOWS_SALT: Final = frozenset({"vllm", "wager"})
-_COUNTS_EACH_PIECE: Final = frozenset({"vllm", "sglang", "wager"})
+_SALTED: Final = frozenset({"vllm", "wager"})
+_COUNTS_EACH_PIECE: Final = frozenset({"sglang", "wager"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +79,9 @@ class UrlBackend:
         self._model, owner = self._served()
         page = self._page()
         family = metrics.parse(page).family if page is not None else None
-        self._engine = family or _OWNERS.get(owner)
+        self._engine = family or (owner if owner in metrics.FAMILIES else None)
         warnings = ["the server runs on between the arms: its caches are not emptied"]
-        if self._engine not in _KNOWS_SALT:
+        if self._engine not in _SALTED and self._engine != "llamacpp":
             warnings.append("prompts cannot be salted: what one arm sent may be cached for another")
         if family is None:
             warnings.append("no metrics page of a known engine: drafts and acceptance are unknown")
@@ -106,25 +98,51 @@ class UrlBackend:
         return client.stream(self, target, prompts, load)
 
     def request(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
-        """Path and body of a streaming request, with the arm's own part."""
-        path, body = openai.request(prompt, self._model, extended=self._engine is not None)
-        if self._engine in _KNOWS_IDS:
+        """Path and body of a streaming request, with the arm's own part.
+
+        An engine that was recognised is asked in its own way, which tells most: vLLM and
+        llama-server name the tokens, SGLang counts them with each piece.
+        """
+        if self._engine == "vllm":
+            path, body = vllm_wire.request(prompt, self._model)
+        elif self._engine == "llamacpp":
+            path, body = llama_wire.COMPLETION, llama_wire.body(prompt, self._text(prompt))
+            body["model"] = self._model
+        else:
+            path, body = openai.request(prompt, self._model, extended=self._engine is not None)
+        if self._engine == "wager":
             body["return_token_ids"] = True
         if self._engine in _COUNTS_EACH_PIECE:
             body["stream_options"]["continuous_usage_stats"] = True
-        if self._engine == "vllm" and not prompt.params.min_p:
-            # Refused while it speculates, even at the value that does nothing.
-            del body["min_p"]
         return path, {**body, **self._added}
 
     def salt(self, body: dict[str, Any], salt: str) -> None:
         """See `wager.external.client.Wire.salt`."""
-        if self._engine in _KNOWS_SALT:
+        if self._engine in _SALTED:
             body["cache_salt"] = salt
 
     def read(self, event: dict[str, Any], reply: Reply) -> None:
         """Take one event of a stream into the reply."""
-        openai.read(event, reply)
+        if self._engine == "llamacpp":
+            llama_wire.read(event, reply)
+        else:
+            vllm_wire.read(event, reply)
+
+    def _text(self, prompt: Prompt) -> str | Sequence[int]:
+        """What ``/completion`` is asked with; the server itself puts a chat into its template."""
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        if prompt.text is not None:
+            return prompt.text
+        messages = [{"role": role, "content": text} for role, text in prompt.messages or ()]
+        body = {"messages": messages, "model": self._model}
+        response = self._ask("POST", f"{self._url}/apply-template", json=body)
+        try:
+            return str(response.json()["prompt"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(
+                f"url: {self._url} gave no text for a chat (HTTP {response.status_code})"
+            ) from error
 
     def counters(self) -> Counters:
         """See `wager.backend.Backend.counters`."""
@@ -152,21 +170,23 @@ class UrlBackend:
         key = self.options.api_key
         return {"authorization": f"Bearer {key}"} if key else {}
 
-    def _get(self, url: str) -> httpx2.Response:
+    def _ask(self, method: str, url: str, **options: Any) -> httpx2.Response:
         try:
-            return httpx2.get(
+            return httpx2.request(
+                method,
                 url,
                 headers=self._headers(),
-                timeout=_GET_S,
+                timeout=_ASK_S,
                 trust_env=not _is_local(url),
                 verify=client.needs_certificates(url),
+                **options,
             )
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise EngineError(f"url: {url} gave no answer: {error}") from error
 
     def _served(self) -> tuple[str, str]:
         """The model's served name, and who the server says owns it."""
-        response = self._get(f"{self._url}/v1/models")
+        response = self._ask("GET", f"{self._url}/v1/models")
         if response.status_code in (401, 403):
             raise EngineError(f"url: {self._url} refuses the key (HTTP {response.status_code})")
         wanted = self.options.model
@@ -190,11 +210,11 @@ class UrlBackend:
         return next((name, str(owner)) for name, owner in served.items())
 
     def _page(self) -> str | None:
-        response = self._get(self.options.metrics_url or f"{self._url}/metrics")
+        response = self._ask("GET", self.options.metrics_url or f"{self._url}/metrics")
         return response.text if response.status_code == 200 else None
 
     def _version(self) -> str | None:
-        response = self._get(f"{self._url}/version")
+        response = self._ask("GET", f"{self._url}/version")
         try:
             found = response.json()["version"] if response.status_code == 200 else None
         except (ValueError, KeyError, TypeError):
