@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.bench.scripted import reply, silent
 from wager.backend import Answer
 from wager.bench.latency import (
+    SERVED_AT_ONCE_S,
     Percentiles,
     chunk_gaps,
     count_of,
@@ -117,6 +118,18 @@ def test_chunks_that_came_at_once_are_one_piece() -> None:
     assert (found.tokens, found.seconds) == (6, pytest.approx(0.3))
     assert chunk_gaps(answer) == pytest.approx([0.3])
     assert peak_rate(answer) == pytest.approx(20.0)
+
+
+def test_chunks_of_one_network_read_are_one_piece() -> None:
+    """A step of three tokens sent as three events; the client needs 0.4 ms to read each."""
+    steps = [0.1, 0.2, 0.3]
+    answer = streamed([(step + 0.0004 * i, 1) for step in steps for i in range(3)])
+    found = decode(answer, SERVED_AT_ONCE_S)
+    assert found is not None
+    assert (found.tokens, found.seconds) == (6, pytest.approx(0.2))
+    assert chunk_gaps(answer, SERVED_AT_ONCE_S) == pytest.approx([0.1, 0.1])
+    assert len(chunk_gaps(answer)) == 8
+    assert latencies([answer], SERVED_AT_ONCE_S).chunk_gap.p50 == pytest.approx(0.1)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(1, 20)), max_size=20))

@@ -198,7 +198,12 @@ def test_the_prompt_bounds_a_gain_of_one_client_only() -> None:
     assert highest_speedup(1, 0.5, requests) == pytest.approx(1 / (0.5 + 0.5 / 8))
     assert highest_speedup(8, 0.5, requests) == 8.0
     assert highest_speedup(1, None, requests) is None
-    assert highest_speedup(1, 0.5, [replace(requests[0], steps=None)]) is None
+    untold = [replace(requests[0], steps=None)]
+    assert highest_speedup(1, 0.5, untold) is None
+    # What the server counted in all stands in for it.
+    assert highest_speedup(1, 0.5, untold, 4.0) == pytest.approx(1 / (0.5 + 0.5 / 4))
+    assert highest_speedup(8, 0.5, untold, 4.0) == 4.0
+    assert highest_speedup(1, 0.5, []) is None
 
 
 def test_no_draft_at_all_is_null_not_zero_or_nan() -> None:
@@ -347,6 +352,7 @@ def test_failed_replies_are_counted_and_in_no_figure() -> None:
     bad = replace(reply("b", total=99.0), error="gone")
     found = cell_of([[reply("a")], [reply("b")]], [[reply("a")], [bad]])
     assert (found.outputs, found.errors.plain, found.errors.spec) == (1, 0, 1)
+    assert found.notes == ["failed: gone"]
     assert found.speedup == 1.0
     nothing = cell_of([[reply("b")]], [[bad]])
     assert (nothing.outputs, nothing.speedup, nothing.verdict) == (0, None, None)

@@ -13,7 +13,7 @@ from wager.bench.checks import followed, loops
 from wager.bench.drafts import DraftFigures
 from wager.bench.drafts import figures as draft_figures
 from wager.bench.identity import Identity, compare
-from wager.bench.latency import count_of, decode, latencies
+from wager.bench.latency import SERVED_AT_ONCE_S, count_of, decode, latencies
 from wager.bench.measure import Measurement
 from wager.bench.results import BothCounts, BothTimes, Cell, RequestResult
 from wager.bench.statistics import (
@@ -42,8 +42,8 @@ class _Times:
     decode_tokens: int | None
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> _Times:
-        decodes = [d for a in answers if (d := decode(a)) is not None]
+    def of(cls, answers: Sequence[Answer], at_once_s: float) -> _Times:
+        decodes = [d for a in answers if (d := decode(a, at_once_s)) is not None]
         whole = len(decodes) == len(answers)
         return cls(
             median([a.total_s for a in answers]) or 0.0,
@@ -77,14 +77,15 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
     if not measurement.attempted(arm):
         return None
     sides = _Sides.of(measurement, arm)
-    plain = [_Times.of(answers) for answers in sides.plain]
-    spec = [_Times.of(answers) for answers in sides.spec]
+    at_once = 0.0 if measurement.engine == "own" else SERVED_AT_ONCE_S
+    plain = [_Times.of(answers, at_once) for answers in sides.plain]
+    spec = [_Times.of(answers, at_once) for answers in sides.spec]
     requests = _requests(measurement, sides, plain, spec)
     speed, decode_speed = _speedup(plain, spec), _decode_speedup(plain, spec)
     share = _prefill_share(plain)
     drafts = draft_figures([answers[0] for answers in sides.spec], measurement.counters(arm.name))
     cost = _verify_cost(sides.spec, spec, drafts, decode_speed.value)
-    highest = highest_speedup(measurement.load.clients, share, requests)
+    highest = highest_speedup(measurement.load.clients, share, requests, drafts.tokens_per_step)
     status = _status(drafts, speed, highest)
     settled = None if status == "NOT ACTIVE" else verdict(speed, highest)
     identity = _identity(measurement, sides)
@@ -107,7 +108,7 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         prefill_share=share,
         **_draft_fields(drafts),
         verify_cost_estimated=cost,
-        **_latency_fields(sides),
+        **_latency_fields(sides, at_once),
         outputs=len(requests),
         identical=identity.equal if identity.compared else None,
         identity=identity,
@@ -118,7 +119,7 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         random_prompts=measurement.random_prompts,
         verdict=settled,
         reason=_reason(status, settled, speed, share, drafts, cost),
-        notes=_notes(sides),
+        notes=_notes(measurement, arm),
         requests=requests,
     )
 
@@ -140,9 +141,9 @@ def _draft_fields(drafts: DraftFigures) -> dict[str, Any]:
     }
 
 
-def _latency_fields(sides: _Sides) -> dict[str, Any]:
-    before = latencies(answer for answers in sides.plain for answer in answers)
-    after = latencies(answer for answers in sides.spec for answer in answers)
+def _latency_fields(sides: _Sides, at_once_s: float) -> dict[str, Any]:
+    before = latencies((a for answers in sides.plain for a in answers), at_once_s)
+    after = latencies((a for answers in sides.spec for a in answers), at_once_s)
     return {
         "ttft_s": BothTimes(before.ttft, after.ttft),
         "tpot_s": BothTimes(before.tpot, after.tpot),
@@ -183,17 +184,24 @@ def _reason(
 
 
 def highest_speedup(
-    clients: int | None, prefill_share: float | None, requests: Sequence[RequestResult]
+    clients: int | None,
+    prefill_share: float | None,
+    requests: Sequence[RequestResult],
+    tokens_per_step: float | None = None,
 ) -> float | None:
     """What the steps of the replies allow at most; None where an engine does not tell them.
 
     With several clients a prompt is read between the steps of others, which drafts make fewer, so
-    that only the tokens per step bound the gain.
+    that only the tokens per step bound the gain. Where a server tells steps only in all, its
+    ``tokens_per_step`` stand in for those of the replies.
     """
-    steps = [(r.tokens, r.steps) for r in requests if r.steps is not None and r.tokens is not None]
-    if prefill_share is None or len(steps) < len(requests):
+    if prefill_share is None or not requests:
         return None
-    return ceiling(prefill_share if clients == 1 else 0.0, steps)
+    share = prefill_share if clients == 1 else 0.0
+    steps = [(r.tokens, r.steps) for r in requests if r.steps is not None and r.tokens is not None]
+    if len(steps) == len(requests):
+        return ceiling(share, steps)
+    return None if tokens_per_step is None else 1.0 / (share + (1.0 - share) / tokens_per_step)
 
 
 def _requests(
@@ -303,10 +311,12 @@ def _verify_cost(
     return None if per_step is None else per_step / decode_speedup
 
 
-def _notes(sides: _Sides) -> list[str]:
-    """The client's doubts about replies, each once, with how many replies it is about."""
-    every = (answer for side in (sides.plain, sides.spec) for answers in side for answer in answers)
-    found = Counter(note for answer in every for note in set(answer.notes))
+def _notes(measurement: Measurement, arm: Arm) -> list[str]:
+    """Why replies failed, and the client's doubts about others; each once, with how many."""
+    sides = (measurement.answers.get(name, {}).values() for name in (PLAIN, arm.name))
+    every = [answer for side in sides for answers in side for answer in answers]
+    found = Counter(f"failed: {answer.error}" for answer in every if answer.error is not None)
+    found += Counter(note for answer in every for note in set(answer.notes))
     return [f"{note} ({times} replies)" if times > 1 else note for note, times in found.items()]
 
 

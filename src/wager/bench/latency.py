@@ -4,6 +4,9 @@ A piece of a stream (a chunk) may carry several tokens, and with speculation it 
 are kept apart by name: *per token* (decode time / tokens after the first piece) and *per chunk*
 (the gap between two pieces). A reply of no or one token, or one that came in a single piece, has no
 decode time; it is left out and counted, never taken for 0.
+
+A server may send the tokens of one step as several chunks at once, which a client then stamps one
+after the other as it reads them: chunks no more than ``at_once_s`` apart are one piece.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from wager.backend import Answer
+
+SERVED_AT_ONCE_S: Final = 1e-3
+"""For chunks that came over a connection: below any step of a model that people serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +70,22 @@ def count_of(answer: Answer) -> int | None:
     return sum(told) if told and len(told) == len(answer.chunks) else None
 
 
-def pieces(answer: Answer) -> list[tuple[float, int | None]]:
-    """(time, tokens) of each arrival; chunks of one and the same time came as one piece."""
+def pieces(answer: Answer, at_once_s: float = 0.0) -> list[tuple[float, int | None]]:
+    """(time, tokens) of each arrival, at the time of its first chunk."""
     out: list[tuple[float, int | None]] = []
+    last = 0.0
     for when, tokens in answer.chunks:
-        if out and out[-1][0] == when:
-            before = out.pop()[1]
-            tokens = None if before is None or tokens is None else before + tokens
-        out.append((when, tokens))
+        if out and when - last <= at_once_s:
+            start, before = out.pop()
+            both = None if before is None or tokens is None else before + tokens
+            out.append((start, both))
+        else:
+            out.append((when, tokens))
+        last = when
     return out
 
 
-def decode(answer: Answer) -> Decode | None:
+def decode(answer: Answer, at_once_s: float = 0.0) -> Decode | None:
     """None for a failed reply and for one without a token after its first piece.
 
     Where an engine does not say how many tokens a piece holds, the first one counts as one token.
@@ -84,7 +95,7 @@ def decode(answer: Answer) -> Decode | None:
         return None
     first, end = 1, answer.total_s
     if answer.chunks:
-        arrived = pieces(answer)
+        arrived = pieces(answer, at_once_s)
         if len(arrived) == 1:
             return None
         first = arrived[0][1] or 1
@@ -95,22 +106,18 @@ def decode(answer: Answer) -> Decode | None:
     return Decode(seconds, tokens - first)
 
 
-def chunk_gaps(answer: Answer) -> list[float]:
+def chunk_gaps(answer: Answer, at_once_s: float = 0.0) -> list[float]:
     """Seconds between neighbouring pieces of one reply; empty for fewer than two."""
-    return [later - earlier for (earlier, _), (later, _) in pairwise(pieces(answer))]
+    return [b - a for (a, _), (b, _) in pairwise(pieces(answer, at_once_s))]
 
 
-def peak_rate(answer: Answer) -> float | None:
+def peak_rate(answer: Answer, at_once_s: float = 0.0) -> float | None:
     """Tokens per second at the fastest piece: never below the mean over all pieces.
 
     None where an engine does not say how many tokens a piece holds.
     """
-    arrived = pieces(answer)
-    rates = [
-        tokens / (later - earlier)
-        for (earlier, _), (later, tokens) in pairwise(arrived)
-        if tokens is not None
-    ]
+    arrived = pieces(answer, at_once_s)
+    rates = [n / (b - a) for (a, _), (b, n) in pairwise(arrived) if n is not None]
     told = all(tokens is not None for _, tokens in arrived)
     return max(rates) if rates and told else None
 
@@ -126,14 +133,14 @@ class Latencies:
     excluded: int
 
 
-def latencies(answers: Iterable[Answer]) -> Latencies:
+def latencies(answers: Iterable[Answer], at_once_s: float = 0.0) -> Latencies:
     """First token, per token, per chunk and whole request; failed replies take no part."""
     sound = [answer for answer in answers if answer.error is None]
-    decodes = [decode(answer) for answer in sound]
+    decodes = [decode(answer, at_once_s) for answer in sound]
     return Latencies(
         ttft=percentiles([a.first_token_s for a in sound if a.first_token_s is not None]),
         tpot=percentiles([d.per_token for d in decodes if d is not None]),
-        chunk_gap=percentiles([gap for a in sound for gap in chunk_gaps(a)]),
+        chunk_gap=percentiles([gap for a in sound for gap in chunk_gaps(a, at_once_s)]),
         request=percentiles([a.total_s for a in sound]),
         excluded=decodes.count(None),
     )

@@ -65,7 +65,9 @@ def _cell_notes(cell: Cell, place: str, engine: str) -> Iterator[str]:
     if cell.active is False:
         yield f"NOT ACTIVE: {place}: {cell.method} never proposed anything"
     if cell.status == "DISTURBED":
-        highest = highest_speedup(cell.clients, cell.prefill_share, cell.requests)
+        highest = highest_speedup(
+            cell.clients, cell.prefill_share, cell.requests, cell.tokens_per_step
+        )
         yield (
             f"DISTURBED: {place}: {number(cell.speedup, 2)}x was measured, but the steps allow "
             f"{number(highest, 2)}x at most; something else used the machine, measure again"

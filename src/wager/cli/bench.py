@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from wager.bench.run import Run
     from wager.bench.sources import Wanted
     from wager.bench.summary import Target
+    from wager.external.server import ServerBackend
+    from wager.external.url import UrlBackend
 
 DEMO_PROMPTS = 8
 DEMO_TOKENS = 128
@@ -228,9 +230,8 @@ def _measure_own(job: _Job, given: dict[str, Any]) -> None:
 
 def _measure_other(job: _Job, given: dict[str, Any]) -> None:
     from wager.bench.summary import Target
-    from wager.external.engines import open_backend
 
-    backend = open_backend(job.engine, job.model, _server_options(job, given))
+    backend = _open(job, given)
     names = ("threads", "max_model_len", *_OTHER_ONLY, *_URL_ONLY)
     settings = {name: given[name] for name in names}
     try:
@@ -254,26 +255,29 @@ def _vocab_size(job: _Job) -> int:
         ) from error
 
 
-def _server_options(job: _Job, given: dict[str, Any]) -> Any:
+def _open(job: _Job, given: dict[str, Any]) -> ServerBackend | UrlBackend:
     if job.engine == "url":
-        from wager.external.url import UrlOptions
+        from wager.external.url import UrlBackend, UrlOptions
 
         def body(name: str) -> dict[str, Any]:
             text = given[name]
             option = name.replace("_", "-")
             return {} if text is None else of.json_object(option, text, '{"speculative": false}')
 
-        return UrlOptions(
-            url=given["url"],
-            url_off=given["url_off"],
-            url_on=given["url_on"],
-            request_off=body("request_off"),
-            request_on=body("request_on"),
-            model=None if job.model in ("", "-") else job.model,
-            api_key=given["api_key"],
-            metrics_url=given["metrics_url"],
-            request_timeout_s=given["request_timeout"],
+        return UrlBackend(
+            UrlOptions(
+                url=given["url"],
+                url_off=given["url_off"],
+                url_on=given["url_on"],
+                request_off=body("request_off"),
+                request_on=body("request_on"),
+                model=None if job.model == "-" else job.model,
+                api_key=given["api_key"],
+                metrics_url=given["metrics_url"],
+                request_timeout_s=given["request_timeout"],
+            )
         )
+    from wager.external.engines import open_backend
     from wager.external.server import ServerOptions
 
     try:
@@ -281,7 +285,7 @@ def _server_options(job: _Job, given: dict[str, Any]) -> Any:
     except ValueError as error:
         raise ConfigError(f"engine-args: {error}") from error
     most = max((load.clients or 0 for load in job.wanted.loads), default=0)
-    return ServerOptions(
+    made = ServerOptions(
         engine_command=given["engine_command"],
         program=given["engine_program"],
         arguments=arguments,
@@ -292,6 +296,7 @@ def _server_options(job: _Job, given: dict[str, Any]) -> Any:
         request_timeout_s=given["request_timeout"],
         log_dir=None if job.run_dir is None else job.run_dir / "logs",
     )
+    return open_backend(job.engine, job.model, made)
 
 
 def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Target]) -> None:
