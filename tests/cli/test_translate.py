@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +33,7 @@ def test_it_says_what_is_wrong_and_writes_every_engine(
 ) -> None:
     out = printed(capsys, LINE)
     lines = out.splitlines()
-    assert "error      --speculative-model ngram" in lines
+    assert "error    --speculative-model ngram" in lines
     assert f"  {CURRENT}" in lines
     for title in ("vLLM 0.32.0", "llama.cpp b11434", "SGLang of August 2026", "wager"):
         assert title in lines
@@ -48,6 +51,21 @@ def test_findings_are_wrapped_and_commands_are_not(capsys: pytest.CaptureFixture
 
 def sglang(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("  python -m sglang")]
+
+
+def test_what_is_wrong_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, LINE).splitlines()
+    kinds = [k for line in lines if (k := line.partition(" ")[0]) in ("error", "warning", "note")]
+    assert set(kinds) == {"error", "warning", "note"}
+    assert kinds == sorted(kinds, key=["error", "warning", "note"].index)
+
+
+def test_what_the_own_engine_lacks_is_measured_on_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = printed(capsys, '{"method":"medusa","model":"H","num_speculative_tokens":3}')
+    assert "no: medusa: wager's own engine does not draft this way yet" in out
+    assert 'wager bench --engine vllm MODEL -sc \'{"method":"medusa"' in out
 
 
 @pytest.mark.parametrize(
@@ -91,6 +109,18 @@ def test_what_is_not_understood_ends_with_one_line(
     assert captured.out == ""
     assert captured.err.startswith("wager: error: t")
     assert captured.err.count("\n") == 1
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "translate.md").read_text()
+SHOWN = re.findall(r"```\n\$ wager (translate .*)\n([\s\S]*?)\n```", DOCS)
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=lambda text: text[:40])
+def test_the_documentation_shows_what_is_printed(
+    command: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out.rstrip() == shown
 
 
 def test_it_loads_neither_numpy_nor_an_engine() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CONTEXT: Final = {"ignore_unknown_options": True}
 
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
-_INDENT: Final = 11
+_INDENT: Final = 9
 _PIPE_WIDTH: Final = 100
 
 Words = Annotated[
@@ -62,9 +62,11 @@ def _show(console: Console, found: Translation) -> None:
     title = TITLES[reading.engine]
     console.print(f"read as   {title}{', of ' + reading.target if reading.target else ''}")
     console.print(f"asks for  {_asked(reading)}")
-    for finding in reading.findings:
+    if reading.findings:
         console.print()
-        console.print(f"{finding.severity:<8}", style=_STYLES[finding.severity], end="   ")
+    # What is wrong comes first; within a kind, in the order of the command.
+    for finding in sorted(reading.findings, key=lambda f: list(_STYLES).index(f.severity)):
+        console.print(f"{finding.severity:<8}", style=_STYLES[finding.severity], end=" ")
         console.print(finding.what)
         _text(console, finding.text, " " * _INDENT)
     for form in found.forms:
@@ -90,6 +92,8 @@ def _form(console: Console, form: Form, title: str) -> None:
     console.print(f"{title} {form.version}".strip(), style="bold")
     if form.error is not None:
         _text(console, form.error, "  no: ")
+        if form.commands:
+            console.print("  measured on another engine:")
     if form.modelfile is not None:
         for line in ("Modelfile:", *(f"  {line}" for line in form.modelfile.splitlines())):
             console.print(f"  {line}")
@@ -105,7 +109,12 @@ def _text(console: Console, text: str, indent: str) -> None:
 
     room = " " * len(indent)
     width = max(console.width, _INDENT + 20)
-    for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=room):
+    # Options are not to be broken at their hyphens.
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=indent, subsequent_indent=room, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+    for line in wrapper.wrap(text):
         console.print(line)
 
 

@@ -34,7 +34,8 @@ _HOST: Final = "127.0.0.1"
 class Form:
     """The current form for one engine: shell lines, and a Modelfile where it needs one.
 
-    ``error`` is set, and the rest empty, where the engine cannot do it.
+    ``error`` is set where the engine cannot do it; ``commands`` are then what does it instead, or
+    empty.
     """
 
     engine: str
@@ -146,7 +147,8 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
         speculation, notes = _names(reading, engine)
         written = dialect(engine).write(speculation)
     except ConfigError as error:
-        return Form(engine, version, error=str(error))
+        elsewhere = _elsewhere(reading) if engine == "own" else ()
+        return Form(engine, version, elsewhere, error=str(error))
     target, more = _target(reading, engine)
     notes = (*more, *notes, *written.notes)
     python = role == "python" and engine != "vllm"
@@ -181,6 +183,22 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
         rest = _with_port(rest)
     words = [*_PROGRAMS[engine], *where, *rest, *written.arguments]
     return Form(engine, version, (shlex.join(words),), notes=notes)
+
+
+def _elsewhere(reading: Reading) -> tuple[str, ...]:
+    """How `wager bench` measures on another engine what its own does not have."""
+    for engine in dict.fromkeys((reading.engine, "vllm", "llamacpp", "sglang")):
+        if reading.speculation is None or engine not in _PORTS:
+            continue
+        try:
+            speculation, _ = _names(reading, engine)
+            dialect(engine).write(speculation)
+        except ConfigError:
+            continue
+        target, _ = _target(reading, engine)
+        config = json.dumps((speculation or reading.speculation).config(), separators=(",", ":"))
+        return (shlex.join(["wager", "bench", "--engine", engine, target, "-sc", config]),)
+    return ()
 
 
 def _same(reading: Reading, role: Role, target: str, written: Written) -> str:

@@ -131,13 +131,13 @@ def _old_draft(found: Scan, values: dict[str, Any]) -> None:
         lookup = "lookup_cache_static" in values or "lookup_cache_dynamic" in values
         meant = "ngram-cache" if lookup and given == "ngram" else table.MEANT.get(given, given)
         values.setdefault("method", meant)
-        text = f"and it took a number, never a method: that is --spec-type {meant}"
+        text = f"a number, never a method: that is --spec-type {meant}"
     elif "." in given or "/" in given:
         values.setdefault("model", given)
-        text = "and it took a number, never a file: a drafter is -md FILE --spec-type draft-simple"
+        text = "a number, never a file: a drafter is -md FILE --spec-type draft-simple"
     else:
-        text = "and it took a number"
-    found.say("error", what, f"removed: the server ends at once with an error; {text}")
+        text = "a number"
+    found.say("error", what, f"removed, and the server ends at once with an error; it took {text}")
 
 
 def _types(found: Scan, values: dict[str, Any]) -> list[str]:

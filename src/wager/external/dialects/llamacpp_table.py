@@ -184,7 +184,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "--spec-ngram-simple-min-hits, -map-k-min-hits or -map-k4v-min-hits, after the type",
     ),
     Option(
-        ("--spec-draft-conf-min",), "meant: a draft ends before an unlikely token",
+        ("--spec-draft-conf-min",), "a draft ends before an unlikely token",
         "spec_draft_p_min", "real",
         "only in llama.cpp's documentation, no code reads it: the server refuses it; now "
         "--spec-draft-p-min",

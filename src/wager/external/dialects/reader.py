@@ -98,7 +98,8 @@ def scan(
             value = tokens[place]
             place += 1
         if value is None:
-            _missing(found, option, name, engine, swallows)
+            here = f" (here {tokens[place]})" if place < len(tokens) else ""
+            _missing(found, option, name, engine, here if swallows else None)
         else:
             _take(found, option, name, value, engine, theirs)
     return found
@@ -122,12 +123,15 @@ def _is_option(tokens: Sequence[str], place: int, engine: str, clean: Callable[[
     return token.startswith("--") or spelled(clean(token), engine) is not None
 
 
-def _missing(found: Scan, option: Option, name: str, engine: str, swallows: bool) -> None:
-    """An option without its value, at the end or with another option behind it."""
+def _missing(found: Scan, option: Option, name: str, engine: str, taken: str | None) -> None:
+    """An option without its value, at the end or with another option behind it.
+
+    ``taken`` is None where the engine's parser sees that.
+    """
     text = (
         f"its value is missing, and {TITLES[engine]} takes whatever follows for it, the next "
-        "option too"
-        if swallows
+        f"option too{taken}"
+        if taken is not None
         else "its value is missing, and the parser refuses the line"
     )
     found.say("error", name, f"{option.meaning}; {text}" if option.meaning else text)
@@ -182,7 +186,7 @@ def _foreign(option: Option, engine: str, theirs: str) -> str:
 
 def told(option: Option, what: str) -> Finding:
     """What an option's table row says about it."""
-    text = f"{option.meaning}: {option.verdict}" if option.verdict else option.meaning
+    text = f"{option.meaning}; {option.verdict}" if option.verdict else option.meaning
     return Finding(option.severity, what, text)
 
 

@@ -300,7 +300,7 @@ def _old_bounds(found: Scan, given: dict[str, Any]) -> None:
         found.say(
             "warning", "prompt_lookup_min",
             f"left out: it was 1 in the versions that had --ngram-prompt-lookup-max, and would be "
-            f"{longest} too by today's keys; 1 is written out, and 2 often pays better",
+            f"{longest} too by today's keys; 1 is written out (wager bench starts from 2)",
         )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ KEYS: Final[tuple[Option, ...]] = (
     ),
     Option(
         ("tensor_parallel_size",),
-        "meant: GPUs that share the drafter",
+        "GPUs that share the drafter",
         "draft_tensor_parallel_size",
         "whole",
         "a key that exists only to be refused; write draft_tensor_parallel_size",
