@@ -10,19 +10,20 @@ engine keeps its own KV type (llama.cpp f16; vLLM and wager f32 with f32 weights
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
-from benchmarks.peers import Peers, Server, llama_server, vllm_server
-from benchmarks.replies import Ask, Reply, rates
+from benchmarks.peers import Peers, arm, ask, running
 from benchmarks.results import Aim, Result, Store, at_least, ratio, table
 from wager import LLM, SamplingParams
-from wager.bench.measure import DEFAULT_SPECULATION
+from wager.arms import Arm
+from wager.backend import Answer, Backend, Counters, Prompt
+from wager.bench.backend import EngineBackend
+from wager.bench.counters import total
+from wager.bench.latency import count_of, decode
+from wager.bench.measure import DEFAULT_ARM
 from wager.bench.workloads import RECIPES, prompts
-from wager.config import SpeculationConfig
 
 WORKLOADS = ("copy", "explain")
 CLIENTS = (1, 8)
@@ -31,36 +32,41 @@ ONE_CLIENT_PROMPTS = 3
 ROUNDS = 2
 CONTEXT = 2048
 KINDS = (("f32", "f32"), ("int8", "q8_0"))
-VLLM_SPECULATION = {
-    "method": "ngram",
-    "num_speculative_tokens": 8,
-    "prompt_lookup_min": 2,
-    "prompt_lookup_max": 5,
+# llama.cpp drafts from the text by several methods; the fastest of these on each workload counts.
+LLAMA_SETTINGS = {
+    "ngram-simple 12/48": "ngram-simple:size-n=12,size-m=48,min-hits=1",
+    "ngram-simple 3/16": "ngram-simple:size-n=3,size-m=16,min-hits=1",
+    "ngram-mod 24/48/64": "ngram-mod:n-match=24,n-min=48,n-max=64",
+    "ngram-mod 12/8/32": "ngram-mod:n-match=12,n-min=8,n-max=32",
+    "ngram-map-k 6/16": "ngram-map-k:size-n=6,size-m=16,min-hits=1",
 }
 
-# llama.cpp drafts from the text by several methods; the fastest of these on each workload counts.
-LLAMA_SETTINGS: dict[str, tuple[str, ...]] = {
-    "ngram-simple 12/48": (
-        "--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "12",
-        "--spec-ngram-simple-size-m", "48", "--spec-ngram-simple-min-hits", "1",
-    ),
-    "ngram-simple 3/16": (
-        "--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3",
-        "--spec-ngram-simple-size-m", "16", "--spec-ngram-simple-min-hits", "1",
-    ),
-    "ngram-mod 24/48/64": (
-        "--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "24",
-        "--spec-ngram-mod-n-min", "48", "--spec-ngram-mod-n-max", "64",
-    ),
-    "ngram-mod 12/8/32": (
-        "--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "12",
-        "--spec-ngram-mod-n-min", "8", "--spec-ngram-mod-n-max", "32",
-    ),
-    "ngram-map-k 6/16": (
-        "--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "6",
-        "--spec-ngram-map-k-size-m", "16", "--spec-ngram-map-k-min-hits", "1",
-    ),
-}  # fmt: skip
+
+def llama_arm(name: str) -> Arm:
+    """The arm of a name in LLAMA_SETTINGS, or plain: options there go without ``spec-METHOD-``."""
+    method, _, options = LLAMA_SETTINGS.get(name, "plain").partition(":")
+    spelt = ",".join(f"spec-{method}-{option}" for option in options.split(",") if option)
+    return arm(f"{method}:{spelt}" if spelt else method)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One round of replies that ran together. Rates are tokens per second.
+
+    ``decode`` are the clients' own rates, first token to last; ``total`` counts the tokens of all
+    clients from the first request to the last token, prompts included.
+    """
+
+    decode: list[float]
+    total: float
+    tokens: int
+
+
+def rates(answers: Sequence[Answer]) -> Rates:
+    """Sum up replies that were asked for at the same time."""
+    own = [1.0 / found.per_token for a in answers if (found := decode(a)) is not None]
+    tokens = sum(count_of(a) or 0 for a in answers)
+    return Rates(own, tokens / max(a.chunks[-1][0] for a in answers), tokens)
 
 
 @dataclass(frozen=True)
@@ -77,25 +83,21 @@ class Round:
     steps: int | None = None
 
     @classmethod
-    def of(cls, workload: str, clients: int, groups: Iterable[Sequence[Reply]]) -> Round:
+    def of(
+        cls, workload: str, clients: int, groups: Iterable[Sequence[Answer]], counted: Counters
+    ) -> Round:
         """Groups ran one after the other, the replies of a group together."""
-        decode: list[float] = []
-        drafted: list[int | None] = []
-        accepted: list[int | None] = []
+        decoded: list[float] = []
         tokens, seconds = 0, 0.0
         for group in groups:
             found = rates(group)
-            decode += [rate for r in group if (rate := r.decode_rate) is not None]
-            drafted += [r.drafted for r in group]
-            accepted += [r.accepted for r in group]
+            decoded += found.decode
             tokens += found.tokens
             seconds += found.tokens / found.total
-        return cls(workload, clients, decode, tokens, seconds, _sum(drafted), _sum(accepted))
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+        return cls(
+            workload, clients, decoded, tokens, seconds,
+            counted.drafted, counted.accepted, counted.steps,
+        )  # fmt: skip
 
 
 class Asks:
@@ -103,37 +105,34 @@ class Asks:
 
     def __init__(self, llm: LLM) -> None:
         need = 1 + ROUNDS * (ONE_CLIENT_PROMPTS + MOST_CLIENTS)
-        self._all: dict[str, list[Ask]] = {}
-        for name in WORKLOADS:
-            self._all[name] = []
-            for prompt in prompts(RECIPES[name], need, llm.engine.vocab_size):
-                params = prompt.params
-                if prompt.messages is not None:
-                    said = [{"role": r, "content": c} for r, c in prompt.messages]
-                    ids = llm.chat_ids(said)
-                else:
-                    ids = llm.prompt_ids(prompt.text or "")
-                self._all[name].append(
-                    Ask(
-                        ids,
-                        params.max_tokens or 1,
-                        params.temperature,
-                        params.seed or 0,
-                        params.ignore_eos,
-                    )
-                )
+        self._all = {
+            name: [
+                _encoded(prompt, llm)
+                for prompt in prompts(RECIPES[name], need, llm.engine.vocab_size)
+            ]
+            for name in WORKLOADS
+        }
 
-    def probe(self, workload: str) -> Ask:
+    def probe(self, workload: str) -> Prompt:
         """Outside every round: to warm up with, and to choose a setting by."""
         return self._all[workload][0]
 
-    def groups(self, workload: str, clients: int, number: int) -> list[list[Ask]]:
+    def groups(self, workload: str, clients: int, number: int) -> list[list[Prompt]]:
         """What is asked one after the other; each group at once."""
         size = ONE_CLIENT_PROMPTS + MOST_CLIENTS
         mine = self._all[workload][1 + number * size : 1 + (number + 1) * size]
         if clients == 1:
-            return [[ask] for ask in mine[:ONE_CLIENT_PROMPTS]]
+            return [[prompt] for prompt in mine[:ONE_CLIENT_PROMPTS]]
         return [mine[ONE_CLIENT_PROMPTS : ONE_CLIENT_PROMPTS + clients]]
+
+
+def _encoded(prompt: Prompt, llm: LLM) -> Prompt:
+    """The same request in token ids, so that every engine computes the same."""
+    if prompt.messages is not None:
+        ids = llm.chat_ids([{"role": role, "content": text} for role, text in prompt.messages])
+    else:
+        ids = llm.prompt_ids(prompt.text or "")
+    return replace(prompt, messages=None, text=None, token_ids=tuple(ids))
 
 
 def cells() -> list[tuple[str, int]]:
@@ -143,44 +142,25 @@ def cells() -> list[tuple[str, int]]:
 # wager, in this process
 
 
-def ask_wager(llm: LLM, asks: Sequence[Ask]) -> list[Reply]:
-    """All at once into the engine; replies in order."""
-    llm.reset_caches()
-    replies: dict[str, Reply] = {}
-    for ask in asks:
-        params = SamplingParams(
-            temperature=ask.temperature, seed=ask.seed, max_tokens=ask.max_tokens,
-            ignore_eos=ask.ignore_eos,
-        )  # fmt: skip
-        started = time.perf_counter()
-        replies[llm.engine.add_request(ask.prompt, params)] = Reply(started)
-    while llm.engine.has_work():
-        for output in llm.engine.step():
-            replies[output.request_id].take(output.outputs[0].token_ids, time.perf_counter())
-    return list(replies.values())
-
-
 def wager_rounds(llm: LLM, asks: Asks, number: int) -> Result:
     """Plain and speculative alternate from group to group: A B, B A, A B, ..."""
-    arms: dict[str, SpeculationConfig | None] = {"plain": None, "ngram": DEFAULT_SPECULATION}
+    backend = EngineBackend(llm)
+    arms = {"plain": arm(), "ngram": DEFAULT_ARM}
     found: dict[str, list[Result]] = {name: [] for name in arms}
     for workload, clients in cells():
-        replies: dict[str, list[list[Reply]]] = {name: [] for name in arms}
-        counts = {name: [0, 0, 0] for name in arms}
+        answers: dict[str, list[list[Answer]]] = {name: [] for name in arms}
+        counts: dict[str, list[Counters]] = {name: [] for name in arms}
         for index, group in enumerate(asks.groups(workload, clients, number)):
             order = list(arms) if (index + number) % 2 == 0 else list(arms)[::-1]
             for name in order:
-                llm.set_speculation(arms[name])
-                before = llm.engine.stats.snapshot().counts
-                replies[name].append(ask_wager(llm, group))
-                after = llm.engine.stats.snapshot().counts
-                for i, field in enumerate(("drafted", "accepted", "steps")):
-                    counts[name][i] += getattr(after, field) - getattr(before, field)
+                backend.start(arms[name])
+                before = backend.counters()
+                answers[name].append(ask(backend, group))
+                counts[name].append(backend.counters().since(before))
         for name in arms:
-            drafted, accepted, steps = counts[name]
-            record = asdict(Round.of(workload, clients, replies[name]))
-            record |= {"drafted": drafted, "accepted": accepted, "steps": steps}
-            found[name].append(record)
+            found[name].append(
+                asdict(Round.of(workload, clients, answers[name], total(counts[name])))
+            )
     llm.set_speculation(None)
     return {"arms": found}
 
@@ -188,33 +168,34 @@ def wager_rounds(llm: LLM, asks: Asks, number: int) -> Result:
 # Servers
 
 
-def server_rounds(server: Server, asks: Asks, number: int, chosen: Sequence[str]) -> Result:
+def server_rounds(server: Backend, asks: Asks, number: int, chosen: Sequence[str]) -> Result:
     """All cells of the chosen workloads on a running server."""
-    warm = asks.probe("copy")
-    server.ask(Ask(warm.prompt, 16, ignore_eos=True))
-    return {
-        "rounds": [
-            asdict(
-                Round.of(
-                    workload,
-                    clients,
-                    [server.ask_all(group) for group in asks.groups(workload, clients, number)],
-                )
-            )
-            for workload, clients in cells()
-            if workload in chosen
-        ]
-    }
+    warm_up(server, asks.probe("copy"), 16)
+    rounds = []
+    for workload, clients in cells():
+        if workload in chosen:
+            before = server.counters()
+            answers = [ask(server, group) for group in asks.groups(workload, clients, number)]
+            counted = server.counters().since(before)
+            rounds.append(asdict(Round.of(workload, clients, answers, counted)))
+    return {"rounds": rounds}
+
+
+def warm_up(server: Backend, prompt: Prompt, tokens: int) -> None:
+    ask(server, [replace(prompt, params=SamplingParams(max_tokens=tokens, ignore_eos=True))])
 
 
 def probe_llama(peers: Peers, kind: str, asks: Asks) -> Result:
     """Decode rate of each n-gram setting, one prompt per workload, and the best of each."""
     found: dict[str, dict[str, float | None]] = {workload: {} for workload in WORKLOADS}
-    for name, options in LLAMA_SETTINGS.items():
-        with llama_server(peers, kind, options, clients=MOST_CLIENTS, context=CONTEXT) as server:
+    for name in LLAMA_SETTINGS:
+        server = peers.llama_server(kind, clients=MOST_CLIENTS, context=CONTEXT)
+        with running(server, llama_arm(name)):
             for workload in WORKLOADS:
-                server.ask(Ask(asks.probe("explain").prompt, 8, ignore_eos=True))
-                found[workload][name] = server.ask(asks.probe(workload)).decode_rate
+                warm_up(server, asks.probe("explain"), 8)
+                (answer,) = ask(server, [asks.probe(workload)])
+                took = decode(answer)
+                found[workload][name] = 1.0 / took.per_token if took else None
     best = {w: max(by, key=lambda name: by[name] or 0.0) for w, by in found.items()}
     return {"rates": found, "best": best}
 
@@ -234,13 +215,13 @@ def measure(store: Store, llms: dict[str, LLM], peers: Peers) -> Result:
         plan = ["wager f32", "wager int8"]
         plan += [f"llama.cpp {kind}" for _, kind in KINDS] if llama else []
         plan += ["vLLM f32"] if peers.has("vllm") and peers.has("models") else []
-        for arm in plan if number % 2 == 0 else plan[::-1]:
-            engine, _, kind = arm.partition(" ")
-            label = f"engines-{number + 1}-{arm.replace(' ', '-')}"
+        for name in plan if number % 2 == 0 else plan[::-1]:
+            engine, _, kind = name.partition(" ")
+            label = f"engines-{number + 1}-{name.replace(' ', '-')}"
             if engine == "wager":
                 found = store.get(label, partial(wager_rounds, llms[kind], asks, number))
-                for name, rounds in found["arms"].items():
-                    arms.setdefault(f"{arm} {name}", []).extend(rounds)
+                for which, rounds in found["arms"].items():
+                    arms.setdefault(f"{name} {which}", []).extend(rounds)
             elif engine == "vLLM":
                 _vllm(store, peers, asks, number, label, arms)
             else:
@@ -251,16 +232,15 @@ def measure(store: Store, llms: dict[str, LLM], peers: Peers) -> Result:
 def _vllm(
     store: Store, peers: Peers, asks: Asks, number: int, label: str, arms: dict[str, list[Result]]
 ) -> None:
-    for name, spec in (("plain", None), ("ngram", VLLM_SPECULATION)):
+    for name, wanted in (("plain", arm()), ("ngram", DEFAULT_ARM)):
 
-        def run(spec: Mapping[str, Any] | None = spec) -> Result:
-            with vllm_server(peers, spec, clients=MOST_CLIENTS, context=CONTEXT) as server:
+        def run(wanted: Arm = wanted) -> Result:
+            server = peers.vllm_server(clients=MOST_CLIENTS, context=CONTEXT)
+            with running(server, wanted):
                 found = server_rounds(server, asks, number, WORKLOADS)
-                if spec is not None:
-                    found["drafted"], found["accepted"] = server.draft_counts()
-                    if not found["drafted"]:
-                        raise RuntimeError("vLLM drafted nothing: speculation was not active")
-                return found
+            if wanted.speculation is not None and not any(r["drafted"] for r in found["rounds"]):
+                raise RuntimeError("vLLM drafted nothing: speculation was not active")
+            return found
 
         arms.setdefault(f"vLLM f32 {name}", []).extend(store.get(f"{label}-{name}", run)["rounds"])
 
@@ -281,16 +261,14 @@ def _llama(
     for name, chosen in settings.items():
 
         def run(name: str = name, chosen: Sequence[str] = chosen) -> Result:
-            options = LLAMA_SETTINGS.get(name, ())
-            with llama_server(
-                peers, kind, options, clients=MOST_CLIENTS, context=CONTEXT
-            ) as server:
+            server = peers.llama_server(kind, clients=MOST_CLIENTS, context=CONTEXT)
+            with running(server, llama_arm(name)):
                 return server_rounds(server, asks, number, chosen)
 
         key = f"{label}-{name.replace(' ', '-').replace('/', '-')}"
         found = store.get(key, run)["rounds"]
-        arm = "plain" if name == "plain" else "ngram"
-        arms.setdefault(f"llama.cpp {kind} {arm}", []).extend(found)
+        which = "plain" if name == "plain" else "ngram"
+        arms.setdefault(f"llama.cpp {kind} {which}", []).extend(found)
 
 
 # Summaries

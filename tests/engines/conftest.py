@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.peers import LlamaServer, Peers, VllmServer, llama_server, vllm_server
+from benchmarks.peers import Peers, arm, running
+
+from wager.external.server import ServerBackend
 
 CLIENTS = 4
 
@@ -26,26 +28,18 @@ def peers() -> Peers:
 
 
 @pytest.fixture(scope="module")
-def llama(peers: Peers) -> Iterator[LlamaServer]:
+def llama(peers: Peers) -> Iterator[ServerBackend]:
     require(peers, "llama")
-    options = (
-        "--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3",
-        "--spec-ngram-simple-size-m", "8", "--spec-ngram-simple-min-hits", "1",
-        # Keys and values as wager holds them beside f32 weights, so that tokens can be compared.
-        "-ctk", "f32", "-ctv", "f32",
-    )  # fmt: skip
-    with llama_server(peers, "f32", options, clients=CLIENTS) as server:
+    # Keys and values as wager holds them beside f32 weights, so that tokens can be compared.
+    kv = ("-ctk", "f32", "-ctv", "f32")
+    server = peers.llama_server("f32", clients=CLIENTS, arguments=kv)
+    with running(server, arm("ngram:k=8,min=3,max=3")):
         yield server
 
 
 @pytest.fixture(scope="module")
-def vllm(peers: Peers) -> Iterator[VllmServer]:
+def vllm(peers: Peers) -> Iterator[ServerBackend]:
     require(peers, "vllm")
-    spec = {
-        "method": "ngram",
-        "num_speculative_tokens": 8,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 5,
-    }
-    with vllm_server(peers, spec, clients=CLIENTS) as server:
+    server = peers.vllm_server(clients=CLIENTS)
+    with running(server, arm("ngram:k=8,min=2,max=5")):
         yield server

@@ -7,17 +7,16 @@ part is in the message.
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from benchmarks.peers import LlamaServer, Server, VllmServer
-from benchmarks.replies import Ask
+from benchmarks.peers import ask
 
 from tests.parity import cases
 from wager import LLM, SamplingParams
+from wager.backend import Prompt
+from wager.external.server import ServerBackend
 
 pytestmark = [pytest.mark.engines, pytest.mark.model]
 
@@ -61,53 +60,74 @@ def parting(llm: LLM, prompt: list[int], mine: list[int], theirs: list[int]) -> 
     return None if gap < NOISE else f"token {at}, top-2 logit gap {gap:.4f}"
 
 
-def compare(server: Server, llm: LLM) -> None:
+def prompt_of(ids: list[int], name: str = "p", **params: object) -> Prompt:
+    sampling = SamplingParams(temperature=0.0, **{"max_tokens": TOKENS, **params})  # type: ignore[arg-type]
+    return Prompt(name, sampling, token_ids=tuple(ids))
+
+
+def tokens(server: ServerBackend, ids: list[int]) -> list[int]:
+    """The ids of a whole answer; llama-server's streams leave some out, its other answers none."""
+    prompt = prompt_of(ids)
+    if server.name == "llamacpp":
+        path, body = server.request(prompt)
+        return list(server.post(path, body | {"stream": False})["tokens"])
+    (answer,) = ask(server, [prompt])
+    assert answer.token_ids is not None
+    return answer.token_ids
+
+
+def compare(server: ServerBackend, llm: LLM) -> None:
     prompts = [llm.tokenizer.encode(cases.PROMPTS[i], add_special=False) for i in CHOSEN]
     answers = ours(llm, prompts)
     parted = {}
     for index, prompt, mine in zip(CHOSEN, prompts, answers, strict=True):
-        theirs = server.tokens(Ask(prompt, TOKENS))
-        if found := parting(llm, prompt, mine, theirs):
+        if found := parting(llm, prompt, mine, tokens(server, prompt)):
             parted[index] = found
     assert not parted
 
 
-def test_llama_answers_the_same(llama: LlamaServer, llm: LLM) -> None:
+def speculates(server: ServerBackend, llm: LLM) -> None:
+    before = server.counters()
+    ids = llm.tokenizer.encode(cases.PROMPTS[18], add_special=False)
+    (answer,) = ask(server, [prompt_of(ids, ignore_eos=True)])
+    counted = server.counters().since(before)
+    assert answer.tokens == TOKENS
+    assert counted.generated == TOKENS
+    assert counted.accepted is not None
+    assert counted.drafted is not None
+    assert 0 < counted.accepted <= counted.drafted
+
+
+def test_llama_answers_the_same(llama: ServerBackend, llm: LLM) -> None:
     compare(llama, llm)
 
 
-def test_llama_speculates(llama: LlamaServer, llm: LLM) -> None:
-    prompt = llm.tokenizer.encode(cases.PROMPTS[18], add_special=False)
-    reply = llama.ask(Ask(prompt, TOKENS, ignore_eos=True))
-    assert reply.count == TOKENS
-    assert reply.drafted is not None
-    assert reply.accepted is not None
-    assert 0 < reply.accepted <= reply.drafted
+def test_llama_speculates(llama: ServerBackend, llm: LLM) -> None:
+    speculates(llama, llm)
 
 
-def test_llama_serves_several_at_once(llama: LlamaServer, llm: LLM) -> None:
-    prompts = [llm.tokenizer.encode(cases.PROMPTS[i], add_special=False) for i in CHOSEN[:4]]
-    replies = llama.ask_all([Ask(prompt, 8, ignore_eos=True) for prompt in prompts])
-    assert [reply.count for reply in replies] == [8] * 4
+def test_llama_serves_several_at_once(llama: ServerBackend, llm: LLM) -> None:
+    prompts = [
+        prompt_of(
+            llm.tokenizer.encode(cases.PROMPTS[i], add_special=False),
+            str(i),
+            max_tokens=8,
+            ignore_eos=True,
+        )
+        for i in CHOSEN[:4]
+    ]
+    assert [answer.tokens for answer in ask(llama, prompts)] == [8] * 4
 
 
-def test_llama_cuts_text_as_wager_does(llama: LlamaServer, llm: LLM) -> None:
+def test_llama_cuts_text_as_wager_does(llama: ServerBackend, llm: LLM) -> None:
     for text in cases.PROMPTS:
-        connection = http.client.HTTPConnection("127.0.0.1", llama.port, timeout=30)
-        connection.request("POST", "/tokenize", json.dumps({"content": text}))
-        theirs = json.loads(connection.getresponse().read())["tokens"]
-        connection.close()
+        theirs = llama.post("/tokenize", {"content": text})["tokens"]
         assert llm.tokenizer.encode(text, add_special=False) == theirs, text[:40]
 
 
-def test_vllm_answers_the_same(vllm: VllmServer, llm: LLM) -> None:
+def test_vllm_answers_the_same(vllm: ServerBackend, llm: LLM) -> None:
     compare(vllm, llm)
 
 
-def test_vllm_speculates(vllm: VllmServer, llm: LLM) -> None:
-    before = vllm.draft_counts()
-    prompt = llm.tokenizer.encode(cases.PROMPTS[18], add_special=False)
-    reply = vllm.ask(Ask(prompt, TOKENS, ignore_eos=True))
-    drafted, accepted = (b - a for a, b in zip(before, vllm.draft_counts(), strict=True))
-    assert reply.count == TOKENS
-    assert 0 < accepted <= drafted
+def test_vllm_speculates(vllm: ServerBackend, llm: LLM) -> None:
+    speculates(vllm, llm)
