@@ -75,13 +75,18 @@ class LlamaCppBackend(ServerBackend):
 
     def arguments(self, arm: Arm) -> list[str]:
         options = self.options
-        clients = options.max_clients or 1
-        threads = str(len(program.cores(options.threads)))
-        found = ["--threads", threads, "--threads-batch", threads, "--parallel", str(clients)]
-        if options.max_model_len is not None:
-            # The context is shared out among the slots.
-            found += ["--ctx-size", str(options.max_model_len * clients)]
-        for flag, *value in _SETTLED:
+        found: list[str] = []
+        if options.measuring or options.threads is not None:
+            threads = str(len(program.cores(options.threads)))
+            found += ["--threads", threads, "--threads-batch", threads]
+        # Unless it is told, llama-server chooses the number of slots itself.
+        slots = options.max_clients or (1 if options.measuring or options.max_model_len else None)
+        if slots is not None:
+            found += ["--parallel", str(slots)]
+            if options.max_model_len is not None:
+                # The context is shared out among the slots.
+                found += ["--ctx-size", str(options.max_model_len * slots)]
+        for flag, *value in _SETTLED if options.measuring else ():
             if options.engine_command is not None or flag in self._flags():
                 found += [flag, *value]
         return [*found, *dialect(self.name).write(arm.speculation).arguments, *options.arguments]

@@ -48,10 +48,10 @@ def free_port(host: str = "127.0.0.1") -> int:
 class EngineProcess:
     """A command with everything it starts, in a session of its own.
 
-    ``log`` takes its output, both streams; with ``echo``, which is handed all of it as it comes, no
-    more than the first 4 MiB, so that a long life does not fill a disk. ``record`` is a file that says what runs, removed when
-    it has ended. Raises EngineError when the command cannot be run at all. Ending it takes at most
-    ``grace_s`` seconds (SIGTERM, then SIGKILL).
+    ``log`` takes its output, both streams; with ``echo``, which is handed all of it as it comes,
+    no more than the first 4 MiB, so that a long life does not fill a disk. ``record`` is a file
+    that says what runs, removed when it has ended. Raises EngineError when the command cannot be
+    run at all. Ending it takes at most ``grace_s`` seconds (SIGTERM, then SIGKILL).
     """
 
     def __init__(

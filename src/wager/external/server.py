@@ -44,8 +44,8 @@ class ServerOptions:
     ``{host}`` and ``{model}``) to be filled in; ``{args}`` is what an arm and these options ask
     for, without model, host and port. Otherwise ``program`` is the engine's program, or its name
     on PATH. ``arguments`` are added as they are. Logs go to ``log_dir``, which is kept.
-    ``kv_memory`` is in bytes. With ``measuring`` an arm gets options that a measurement needs beside
-    those of its speculation (no prefix cache, counters); a server for users does without them.
+    ``kv_memory`` is in bytes. With ``measuring`` an arm gets what a measurement needs beside its
+    speculation (no prefix cache, counters); a server for users does without.
     """
 
     engine_command: str | None = None

@@ -64,11 +64,12 @@ class SglangBackend(ServerBackend):
 
     def arguments(self, arm: Arm) -> list[str]:
         options = self.options
-        found = ["--enable-metrics", "--disable-radix-cache"]
+        found = ["--enable-metrics", "--disable-radix-cache"] if options.measuring else []
         if options.max_model_len is not None:
             found += ["--context-length", str(options.max_model_len)]
-        # The same number in both arms, or the plain one would run more requests at once.
-        found += ["--max-running-requests", str(options.max_clients or _CLIENTS)]
+        if options.measuring or options.max_clients is not None:
+            # The same number in both arms, or the plain one would run more requests at once.
+            found += ["--max-running-requests", str(options.max_clients or _CLIENTS)]
         return [*found, *dialect(self.name).write(arm.speculation).arguments, *options.arguments]
 
     def started(self, log: str) -> Started:

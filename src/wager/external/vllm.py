@@ -79,12 +79,14 @@ class VllmBackend(ServerBackend):
             found += ["--max-model-len", str(options.max_model_len)]
         if options.max_clients is not None:
             found += ["--max-num-seqs", str(options.max_clients)]
-        # Prompts are salted as well, but a hit within one measurement would still be a gift.
-        found.append("--no-enable-prefix-caching")
+        if options.measuring:
+            # Prompts are salted as well, but a hit within one measurement would still be a gift.
+            found.append("--no-enable-prefix-caching")
         if options.kv_memory is not None and not _on_cpu():
             found += ["--kv-cache-memory-bytes", str(options.kv_memory)]
         if arm.speculation is not None:
-            if options.engine_command is None and _PER_REQUEST in self._flags():
+            asks = options.measuring and options.engine_command is None
+            if asks and _PER_REQUEST in self._flags():
                 found += [_PER_REQUEST, "detailed"]
             found += dialect(self.name).write(arm.speculation).arguments
         return [*found, *options.arguments]
@@ -126,6 +128,9 @@ class VllmBackend(ServerBackend):
     def before_start(self, arm: Arm) -> None:
         cache = self._cache()
         self._cold = not (cache.is_dir() and any(cache.iterdir()))
+
+    def version_in(self, log: str) -> str | None:
+        return read_log(log).version
 
     def started(self, log: str) -> Started:
         found = read_log(log)
