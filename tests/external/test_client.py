@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -55,15 +55,29 @@ def one(*events: Any, max_tokens: int | None = 64, **script: Any) -> Answer:
     return answer
 
 
+def timely(
+    seen: Callable[[Answer], Sequence[float | None]], due: list[float], *events: Any
+) -> Answer:
+    """The answer, its times as scripted. A busy machine is late now and then, not three times."""
+    for _ in range(3):
+        answer = one(*events)
+        if seen(answer) == pytest.approx(due, abs=CLOCK_S):
+            return answer
+    raise AssertionError(f"{seen(answer)} where {due} was due")
+
+
 def test_five_tokens_per_piece() -> None:
     """Case 67: ten pieces of five tokens, one every 100 ms, are fifty tokens."""
     events = [(0.1 * i, text("abcde")) for i in range(10)]
-    answer = one(*events, text("", finish="length"), (0.9, usage(50, 7)), (0.9, DONE))
+    answer = timely(
+        lambda a: [at for at, _ in a.chunks],
+        [0.1 * i for i in range(10)],
+        *(*events, text("", finish="length"), (0.9, usage(50, 7)), (0.9, DONE)),
+    )
     assert answer.error is None
     assert answer.tokens == 50
     assert answer.prompt_tokens == 7
     assert [tokens for _, tokens in answer.chunks] == [None] * 10
-    assert answer.chunks[-1][0] - answer.chunks[0][0] == pytest.approx(0.9, abs=CLOCK_S)
     assert answer.text == "abcde" * 10
     assert answer.finish_reason == "length"
     assert answer.token_ids is None
@@ -114,7 +128,9 @@ def test_a_reply_in_one_piece() -> None:
 
 def test_the_first_token_is_one_of_any_kind() -> None:
     """Case 70: role at 0 ms, reasoning at 200 ms, content a second later."""
-    answer = one(
+    answer = timely(
+        lambda a: [a.first_token_s, a.total_s],
+        [0.2, 1.2],
         delta(role="assistant", content=""),
         (0.2, delta(reasoning_content="let me see")),
         (1.2, delta(content="yes")),
@@ -122,8 +138,6 @@ def test_the_first_token_is_one_of_any_kind() -> None:
         (1.2, usage(4)),
         (1.2, DONE),
     )
-    assert answer.first_token_s == pytest.approx(0.2, abs=CLOCK_S)
-    assert answer.total_s == pytest.approx(1.2, abs=CLOCK_S)
     assert answer.text == "let me seeyes"
     assert len(answer.chunks) == 2
 
@@ -160,10 +174,10 @@ def test_a_decode_time_that_cannot_be_right() -> None:
         return {"choices": [], "timings": {"predicted_n": 20, "predicted_ms": ms}}
 
     for ms in (0.0, 0.01):
-        answer = one(*events, text("", ids=[], finish="length"), end(ms), DONE)
+        last = [text("", ids=[], finish="length"), end(ms), DONE]
+        answer = timely(lambda a: [a.chunks[-1][0]], [0.19], *events, *last)
         assert "is not plausible" in answer.notes[0]
         assert "client's clock" in answer.notes[0]
-        assert answer.chunks[-1][0] == pytest.approx(0.19, abs=CLOCK_S)
     answer = one(*events, text("", ids=[], finish="length"), end(190.0), DONE)
     assert answer.notes == []
     assert answer.tokens == 20
