@@ -104,8 +104,10 @@ class Counters:
         once the counters started again in between (``resets`` of the result is then above 0)."""
         resets = self.resets - before.resets
         if resets:
-            return Counters(resets=resets)
-        found = {name: _less(getattr(self, name), getattr(before, name)) for name in _SUMS}
+            return Counters(resets=max(resets, 1))
+        found: dict[str, Any] = {
+            name: _less(getattr(self, name), getattr(before, name)) for name in _SUMS
+        }
         if any(value is not None and value < 0 for value in found.values()):
             return Counters(resets=1)
         at, at_before = self.accepted_at, before.accepted_at
