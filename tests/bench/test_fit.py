@@ -21,8 +21,9 @@ from wager.bench.fit import (
     kv_dtype,
     weight_width,
 )
-from wager.bench.fit_engines import ENGINES, Drafter, Engine, LlamaCpp, Setting, Vllm, total
+from wager.bench.fit_engines import ENGINES, LlamaCpp, Vllm
 from wager.bench.fit_machine import Memory, gpu_memory, host_memory, parse_size, parse_smi
+from wager.bench.fit_memory import Drafter, Engine, Setting, total
 from wager.bench.fit_report import as_json, rows, size, verdict
 from wager.errors import ConfigError
 from wager.models.facts import LayerCache, ModelFacts, TensorFact
@@ -329,17 +330,21 @@ def test_own_packs_weights() -> None:
 # Drafters
 
 
-def test_methods_take_no_device_memory() -> None:
-    for name in ("ngram", "suffix"):
-        assert is_method(name)
-        drafter = drafter_of(name, model(), None, "vllm", 6)
-        found = work(drafter, setting(clients=4))
-        assert found.drafted is not None
-        assert found.drafted.kv_per_token == found.plain.kv_per_token
+@pytest.mark.parametrize(
+    ("engine", "name", "host"),
+    [("vllm", "ngram", 0), ("vllm", "suffix", 330), ("own", "ngram", 100), ("own", "suffix", 330)],
+)
+def test_methods_take_no_device_memory(engine: str, name: str, host: int) -> None:
+    assert is_method(name)
+    drafter = drafter_of(name, model(), None, engine, 6)
+    found = work(drafter, setting(engine, clients=4))
+    assert found.drafted is not None
+    assert found.drafted.kv_per_token == found.plain.kv_per_token
+    assert found.drafted.lookahead == 4 * 6
+    assert sum(part.nbytes for part in found.drafted.host) == 4 * 4096 * host
+    assert found.plain.host == []
+    if engine == "vllm":
         assert found.drafted.kv_tokens == found.plain.kv_tokens
-        assert found.drafted.lookahead == 4 * 6
-        assert [part.name for part in found.drafted.host] == ["index of past tokens"]
-        assert found.plain.host == []
         assert "takes no room for keys and values" in verdict(found)
 
 
@@ -347,8 +352,9 @@ def test_methods_of_llama_cpp_keep_their_names() -> None:
     assert drafter_of("ngram", model(), None, "llamacpp", None).method == "ngram-simple"
     assert drafter_of("ngram-mod", model(), None, "llamacpp", None).k == 64
     assert drafter_of("ngram-mod", model(), None, "vllm", None).method == "ngram"
-    with pytest.raises(ConfigError, match="no suffix drafter"):
-        drafter_of("suffix", model(), None, "llamacpp", None)
+    for engine in ("llamacpp", "sglang"):
+        with pytest.raises(ConfigError, match="no suffix drafter"):
+            drafter_of("suffix", model(), None, engine, None)
 
 
 def test_a_head_keeps_keys_of_its_own() -> None:
@@ -432,15 +438,15 @@ def test_verdicts() -> None:
     assert verdict(work(None, roomy)) == "Fits: 1 client with 4,096 tokens each."
     many = setting(memory=4 * GB, clients=64)
     said = verdict(work(None, many))
-    assert said.startswith("Fits for 11 of 64 clients with 4,096 tokens each; all 64 fit with ")
+    assert said.startswith("Fits for 8 of 64 clients with 4,096 tokens each; all 64 fit with ")
     small = verdict(work(None, setting(memory=1 * GB)))
-    assert small.startswith("Does not fit: 1.80 GB are needed before the first token, 1.00 GB")
+    assert small.startswith("Does not fit: 2.43 GB are needed before the first token, 1.00 GB")
     drafted = verdict(work(draft_model(), roomy))
     assert "d (draft_model) takes " in drafted
     assert drafted.endswith(" % of the room for keys and values.")
-    only_plain = verdict(work(draft_model(), setting(memory=2 * GB, max_model_len=1024)))
+    only_plain = verdict(work(draft_model(), setting(memory=2700 * 10**6, max_model_len=1024)))
     assert "With d (draft_model) it does not fit: " in only_plain
-    long = verdict(work(None, setting(memory=1900 * 10**6, max_model_len=8192)))
+    long = verdict(work(None, setting(memory=2600 * 10**6, max_model_len=8192)))
     assert "one context of 8,192 tokens does not fit: start it with a max-model-len of at" in (
         long[0].lower() + long[1:]
     )

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from wager.bench.fit_engines import ENGINES, Drafter, Engine, Kind, Part, Setting, total
+from wager.bench.fit_engines import ENGINES
+from wager.bench.fit_memory import Drafter, Engine, Kind, Part, Setting, total
 from wager.errors import ConfigError
 from wager.models.facts import KV_BITS, ModelFacts
 
@@ -106,6 +107,8 @@ def _method(draft: str, target: ModelFacts, engine: str, k: int | None) -> Draft
                     "draft: llama.cpp has no suffix drafter; ngram-mod is the nearest"
                 )
             return Drafter(name, name, k or FREE_METHODS[name])
+        if engine == "sglang" and draft == "suffix":
+            raise ConfigError("draft: SGLang has no suffix drafter; ngram is the nearest")
         name = draft.partition("-")[0]
         return Drafter(name, name, k or FREE_METHODS[name])
     if not target.mtp_layers:

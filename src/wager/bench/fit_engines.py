@@ -13,175 +13,18 @@ Sources: vLLM 0.32 (``v1/core/kv_cache_utils.py``, ``v1/worker/gpu_worker.py``,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Final
 
-from wager.models.facts import KV_BITS, LayerCache, ModelFacts
-
-Kind: TypeAlias = Literal["given", "from files", "read from the machine", "estimated"]
-Device: TypeAlias = Literal["cpu", "gpu"]
-
-MIB: Final = 1 << 20
-GIB: Final = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One use of memory, in bytes, and where the figure comes from."""
-
-    name: str
-    nbytes: int
-    kind: Kind
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drafter:
-    """What drafting adds. ``layers`` keep keys and values of their own; ``facts`` is None for a
-    method without a model, and for layers that lie in the target's files (mtp)."""
-
-    label: str
-    method: str
-    k: int
-    weight_bytes: int = 0
-    layers: tuple[LayerCache, ...] = ()
-    facts: ModelFacts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """The options of an engine that memory depends on.
-
-    ``width`` is the bytes of a plain float weight, None where the engine keeps what is stored.
-    ``kv_dtype`` is a key of KV_BITS. ``memory`` is that of one device.
-    """
-
-    engine: str
-    device: Device
-    memory: int
-    utilization: float
-    max_model_len: int
-    clients: int
-    kv_dtype: str
-    width: float | None
-    tensor_parallel: int = 1
-
-
-class Engine:
-    """Memory of one engine with one setting, without a drafter or with one."""
-
-    block = 16
-
-    def __init__(self, target: ModelFacts, drafter: Drafter | None, setting: Setting) -> None:
-        self.target = target
-        self.drafter = drafter
-        self.setting = setting
-
-    def weights(self) -> list[Part]:
-        """Weights of the target and of the drafter, on one device."""
-        tp = self.setting.tensor_parallel
-        own = self._held(self.target, self.target.weight_bytes - self.target.mtp_bytes)
-        shared = f", one of {tp} shares" if tp > 1 else ""
-        kept = "as stored" if self._as_stored(self.target) else f"{self.setting.width:g} B each"
-        parts = [
-            Part("weights", own // tp, "from files",
-                 f"{self.target.parameters:,} weights, {kept}{shared}"),
-        ]  # fmt: skip
-        if self.drafter is not None and self.drafter.weight_bytes:
-            held = self.drafter.weight_bytes
-            if self.drafter.facts is not None:
-                held = self._held(self.drafter.facts, held)
-            parts.append(
-                Part("draft weights", held // tp, "from files", f"{self.drafter.label}{shared}")
-            )
-        return parts
-
-    def _as_stored(self, facts: ModelFacts) -> bool:
-        return self.setting.width is None or facts.quantisation is not None
-
-    def _held(self, facts: ModelFacts, stored: int) -> int:
-        if self._as_stored(facts) or not facts.weight_bytes:
-            return stored
-        return int(stored / facts.weight_bytes * facts.bytes_in(self.setting.width))
-
-    def reserve(self, context: int, clients: int) -> list[Part]:
-        """What else is kept beside keys and values."""
-        raise NotImplementedError
-
-    def host(self) -> list[Part]:
-        """Memory of the machine that a drafter without a model uses, beside the device's."""
-        if self.drafter is None or self.drafter.method not in ("ngram", "suffix"):
-            return []
-        tokens = self.setting.clients * self.setting.max_model_len
-        return [
-            Part("index of past tokens", tokens * _INDEX_BYTES, "estimated",
-                 f"{_INDEX_BYTES} B per token of {self.setting.clients} contexts")
-        ]  # fmt: skip
-
-    # Keys and values
-
-    def layers(self) -> list[tuple[LayerCache, float]]:
-        """Layers that keep keys and values, with their bytes per kept token on one device: the
-        target's, then the drafter's."""
-        kept = [layer for layer in self.target.kv_layers if layer.kind != "none"]
-        found = [(layer, self._bytes(layer, self.setting.kv_dtype)) for layer in kept]
-        if self.drafter is not None:
-            found += [(layer, self._bytes(layer, self._draft_kv)) for layer in self.drafter.layers]
-        return found
-
-    @property
-    def _draft_kv(self) -> str:
-        return self.setting.kv_dtype
-
-    def _bytes(self, layer: LayerCache, kv_dtype: str) -> float:
-        tp = self.setting.tensor_parallel
-        # Heads are shared out; with more devices than heads they are repeated, and a latent
-        # vector is whole everywhere.
-        share = 1.0 if layer.latent or not layer.heads else 1 / min(tp, layer.heads)
-        return layer.values * share * KV_BITS[kv_dtype] / 8 + layer.extra_bytes
-
-    def per_token(self) -> float:
-        """Bytes of keys and values per token while the context fits every window."""
-        return sum(width for _, width in self.layers())
-
-    def state(self) -> int:
-        """Bytes of recurrent state per sequence, one more copy per draft token: a refused draft
-        takes the state back."""
-        width = int(self.setting.width or 2)
-        copies = 1 + (self.drafter.k if self.drafter else 0)
-        return self.target.state_bytes(width) * copies // self.setting.tensor_parallel
-
-    def sequence(self, context: int) -> int:
-        """Bytes of keys, values and state of one sequence of ``context`` tokens."""
-        total = float(self.state())
-        for layer, width in self.layers():
-            total += _up(layer.tokens(context), self.block) * width
-        return math.ceil(total)
-
-    def lookahead(self) -> int:
-        """Slots per request past its committed tokens, that drafts need while they are checked."""
-        return self.drafter.k if self.drafter else 0
-
-    def tokens(self, kv_bytes: int) -> int:
-        """How many tokens a pool of this size holds, in sequences of the longest context."""
-        one = self.sequence(self.setting.max_model_len)
-        return int(kv_bytes / one * self.setting.max_model_len) if one else 0
-
-    def usable(self) -> int:
-        """What the engine takes of the device's memory."""
-        return int(self.setting.memory * self.setting.utilization)
-
-
-_INDEX_BYTES: Final = 128
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
+from wager.bench.fit_memory import GIB, MIB, Drafter, Engine, Part, Setting, up
+from wager.models.facts import LayerCache, ModelFacts
 
 
 class Vllm(Engine):
     """vLLM: blocks of one size, handed out from one pool to groups of layers."""
+
+    # Its n-gram drafter searches token ids that it keeps anyway.
+    index_bytes: Mapping[str, int] = {"suffix": 330}
 
     def __init__(self, target: ModelFacts, drafter: Drafter | None, setting: Setting) -> None:
         super().__init__(target, drafter, setting)
@@ -189,7 +32,7 @@ class Vllm(Engine):
 
     def reserve(self, context: int, clients: int) -> list[Part]:
         if self.setting.device == "cpu":
-            processes = 1 + self.setting.tensor_parallel
+            processes = 2 + self.setting.tensor_parallel
             return [
                 Part("engine", processes * _VLLM_PROCESS, "estimated",
                      f"{processes} processes with torch, {_VLLM_PROCESS >> 20} MiB each")
@@ -329,7 +172,7 @@ class LlamaCpp(Engine):
     def _compute(self, facts: ModelFacts, context: int, clients: int, name: str) -> Part:
         """The mask, five rows of hidden size, and the wider of the MLP's three products and the
         logits of the rows that are checked."""
-        cells = _up(context, self.block)
+        cells = up(context, self.block)
         rows = min(_UBATCH, cells)
         mask = rows * cells * 2
         narrow = rows * 4 * (5 * facts.hidden_size + 10)
@@ -344,12 +187,12 @@ class LlamaCpp(Engine):
         )  # fmt: skip
 
     def sequence(self, context: int) -> int:
-        cells = _up(context, self.block)
+        cells = up(context, self.block)
         total = float(self.state())
         for layer, width in self.layers():
             kept = cells
             if layer.window is not None:
-                kept = min(cells, _up(layer.window + _UBATCH, self.block))
+                kept = min(cells, up(layer.window + _UBATCH, self.block))
             total += kept * width
         return math.ceil(total)
 
@@ -367,6 +210,8 @@ _UBATCH: Final = 512
 class Own(Engine):
     """wager's own engine: packed weights, one pool of blocks that is touched as it is used."""
 
+    index_bytes: Mapping[str, int] = {"ngram": 100, "suffix": 330}
+
     def _held(self, facts: ModelFacts, stored: int) -> int:
         # Packed: 32 bits, or 8 bits in groups of 32 with a scale of 16.
         return int(facts.parameters * (self.setting.width or 4))
@@ -380,7 +225,7 @@ class Own(Engine):
         wide = 3 * (facts.intermediate_size or 0) + 6 * facts.hidden_size
         checked = clients * (1 + (self.drafter.k if self.drafter else 0))
         return [
-            Part("engine", _OWN_PROCESS, "estimated", "Python, numpy, tokenizer"),
+            Part("engine", _OWN_PROCESS, "estimated", "Python, numpy, tokenizer (measured)"),
             Part("activations", rows * 4 * wide + checked * facts.vocab_size * 4, "estimated",
                  f"{rows} rows x {wide} values x 4 B, {checked} rows of logits"),
         ]  # fmt: skip
@@ -390,7 +235,7 @@ class Own(Engine):
 
 
 _OWN_ROWS: Final = 512
-_OWN_PROCESS: Final = 150 * MIB
+_OWN_PROCESS: Final = 64 * MIB
 
 ENGINES: Final[dict[str, type[Engine]]] = {
     "own": Own, "vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaCpp,
@@ -402,8 +247,3 @@ def _mlp_width(facts: ModelFacts) -> int:
     dense = facts.intermediate_size or 4 * facts.hidden_size
     experts = (facts.experts_per_token or 0) * (facts.expert_size or 0)
     return max(dense, experts)
-
-
-def total(parts: Sequence[Part]) -> int:
-    """Bytes of several parts together."""
-    return sum(part.nbytes for part in parts)

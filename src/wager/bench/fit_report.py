@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from wager.bench.fit import Fit, Side
-from wager.bench.fit_engines import Part, Setting, total
+from wager.bench.fit_memory import Part, Setting, total
 from wager.bench.spelling import NA
 
 

@@ -12,8 +12,8 @@ from wager.errors import ConfigError
 
 if TYPE_CHECKING:
     from wager.bench.fit import Fit
-    from wager.bench.fit_engines import Device, Drafter, Kind
     from wager.bench.fit_machine import Memory
+    from wager.bench.fit_memory import Device, Drafter, Kind
     from wager.models.facts import ModelFacts
 
 ENGINES = ("own", "vllm", "llamacpp", "sglang")
@@ -101,8 +101,8 @@ def fit(
     if device not in ("auto", "cpu", "gpu"):
         raise ConfigError(f"device: must be auto, cpu or gpu; got {device!r}")
     from wager.bench import fit as work
-    from wager.bench.fit_engines import Setting
     from wager.bench.fit_machine import parse_size
+    from wager.bench.fit_memory import Setting
     from wager.models.facts import read_facts
 
     given = None if memory is None else parse_size(memory, "memory")
