@@ -161,8 +161,7 @@ def test_the_metrics_page_gives_counters_and_room() -> None:
 
 def test_steps_are_counted_by_the_times_between_them() -> None:
     """Six replies, read one by one: 8, 2, 24, 4, 22 and 8 pieces, each of one step."""
-    assert vllm._steps(metrics.parse(recorded("vllm_metrics.txt"))) == 68
-    assert vllm._steps(metrics.parse("vllm:generation_tokens_total 5.0\n")) is None
+    assert metrics.counters(metrics.parse(recorded("vllm_metrics.txt"))).steps == 68
 
 
 def test_a_plain_server_has_no_counters_of_speculation() -> None:

@@ -10,12 +10,11 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from wager.arms import Arm
-from wager.backend import Counters, Prompt, Started
+from wager.backend import Prompt, Started
 from wager.errors import ConfigError
 from wager.external import flags, metrics, program, vllm_wire
 from wager.external.dialects import dialect
@@ -152,13 +151,6 @@ class VllmBackend(ServerBackend):
             return None
         return True if _COMPILED.search(log) else self._cold
 
-    def counters(self) -> Counters:
-        status, text = self.get(self.metrics_path())
-        if status != 200:
-            return Counters()
-        found = self._reader.read(text)
-        return replace(found, steps=_steps(metrics.parse(text)))
-
     def request(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
         return vllm_wire.request(prompt, self.model)
 
@@ -227,17 +219,6 @@ def _literal(text: str) -> dict[str, Any]:
     except (ValueError, SyntaxError):
         return {}
     return {"arguments": found} if isinstance(found, dict) else {}
-
-
-def _steps(page: metrics.Page) -> int | None:
-    """Steps that committed tokens, summed over requests, drafted or not.
-
-    There is no counter of them, but two histograms take one value for each: the time to the first
-    token for a request's first, the time between tokens (per step, not per token) for the others.
-    """
-    first = page.total("vllm:time_to_first_token_seconds_count")
-    later = page.total("vllm:inter_token_latency_seconds_count")
-    return None if first is None or later is None else first + later
 
 
 def _kv_tokens(page: str) -> int | None:
