@@ -30,17 +30,24 @@ _WARM_UP_TOKENS: Final = 16
 _SERVER_WARM_UP_TOKENS: Final = 64
 _TOP_LOGPROBS: Final = 2
 
-Kind: TypeAlias = Literal["warm-up", "timed", "identity"]
+Kind: TypeAlias = Literal["warm-up", "dropped", "timed", "identity"]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """One workload at one load, and its prompts."""
+    """One workload at one load, and its prompts.
+
+    ``dropped`` are prompts of their own that every arm answers before the timed ones, at the same
+    load and uncounted. ``batch`` is how many timed prompts make a part; None leaves it to the
+    schedule.
+    """
 
     workload: str
     load: Load
     prompts: tuple[Prompt, ...]
     random_prompts: bool = False
+    dropped: tuple[Prompt, ...] = ()
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,11 @@ class Part:
     load: Load
     cell: int | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether its answers are kept."""
+        return self.kind in ("timed", "identity")
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -136,8 +148,10 @@ def _many_small(plan: Plan) -> list[Block]:
         for number, group in enumerate(_groups(cell)):
             order = plan.arms if number % 2 == 0 else plan.arms[::-1]
             part = Part("timed", group, cell.load, index)
-            for _ in range(plan.repeats):
-                blocks += [Block(arm, (part,)) for arm in (*order, *order[::-1])]
+            for repeat in range(plan.repeats):
+                first = _dropped(cell) if number == 0 and repeat == 0 else ()
+                blocks += [Block(arm, (*first, part)) for arm in order]
+                blocks += [Block(arm, (part,)) for arm in order[::-1]]
     if plan.identity:
         told = Part("identity", _with_logprobs(plan.identity), one)
         blocks += [Block(arm, (told,)) for arm in (*plan.arms, *plan.arms[::-1])]
@@ -147,8 +161,18 @@ def _many_small(plan: Plan) -> list[Block]:
 def _groups(cell: PlannedCell) -> list[tuple[Prompt, ...]]:
     clients = cell.load.clients
     # With a rate of arrivals there is one group: its length is what makes the load a rate.
-    size = len(cell.prompts) if clients is None else 1 if clients == 1 else _GROUP * clients
-    return [cell.prompts[i : i + size] for i in range(0, len(cell.prompts), max(1, size))]
+    if clients is None:
+        return _batches(cell.prompts, None)
+    return _batches(cell.prompts, 1 if clients == 1 else cell.batch or _GROUP * clients)
+
+
+def _batches(prompts: tuple[Prompt, ...], size: int | None) -> list[tuple[Prompt, ...]]:
+    size = size or max(1, len(prompts))
+    return [prompts[i : i + size] for i in range(0, len(prompts), size)]
+
+
+def _dropped(cell: PlannedCell) -> tuple[Part, ...]:
+    return (Part("dropped", cell.dropped, cell.load),) if cell.dropped else ()
 
 
 def _few_large(plan: Plan) -> list[Block]:
@@ -156,7 +180,11 @@ def _few_large(plan: Plan) -> list[Block]:
     most = max((cell.load.clients or 1 for cell in plan.cells), default=1)
     short = tuple(_short(prompt, _SERVER_WARM_UP_TOKENS) for prompt in plan.warm_up)
     warm = Part("warm-up", short, Load(clients=max(1, min(most, len(short)))))
-    timed = [Part("timed", c.prompts, c.load, i) for i, c in enumerate(plan.cells)]
+    timed: list[Part] = []
+    for index, cell in enumerate(plan.cells):
+        timed += _dropped(cell)
+        groups = _batches(cell.prompts, cell.batch)
+        timed += [Part("timed", group, cell.load, index) for group in groups]
     blocks = []
     for repeat in range(plan.repeats):
         for arm in (*plan.arms, *plan.arms[::-1]):

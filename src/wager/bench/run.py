@@ -122,17 +122,27 @@ class Executor:
         The blocks that are nothing but a warm-up are for what follows them.
         """
         parts = self._blocks[number].parts
-        if all(part.kind == "warm-up" for part in parts):
+        if not any(part.counts for part in parts):
             return any(
                 self._missing(n)
                 for n, block in enumerate(self._blocks)
-                if any(part.kind != "warm-up" for part in block.parts)
+                if any(part.counts for part in block.parts)
             )
         return any(
-            (number, index) not in self._done
-            for index, part in enumerate(parts)
-            if part.kind != "warm-up"
+            (number, index) not in self._done for index, part in enumerate(parts) if part.counts
         )
+
+    def _idle(self, number: int, index: int) -> bool:
+        """Whether the part at ``index`` is dropped before others that are all there already."""
+        parts = self._blocks[number].parts
+        if parts[index].kind != "dropped":
+            return False
+        for later in range(index + 1, len(parts)):
+            if parts[later].kind == "dropped":
+                break
+            if parts[later].counts and (number, later) not in self._done:
+                return False
+        return True
 
     def _late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
@@ -153,7 +163,7 @@ class Executor:
                 if self.journal is not None:
                     self.journal.started(number, started)
             for index, part in enumerate(self._blocks[number].parts):
-                if (number, index) in self._done:
+                if (number, index) in self._done or self._idle(number, index):
                     continue
                 self._part((number, index), arm, part)
                 if self._late():
@@ -182,7 +192,7 @@ class Executor:
         record = PartRecord(answers, counted, seconds)
         if part.kind == "warm-up":
             _check(arm, answers)
-        else:
+        elif part.counts:
             self._done[key] = record
             if self.journal is not None:
                 self.journal.part(key, record)
