@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.tiny import write_tiny_gguf, write_tiny_hf
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.models.facts import ModelFacts, read_facts
 from wager.models.facts_gguf import part_names
+from wager.models.facts_hf import build, tokenizer_hash
 from wager.models.gguf_file import SIZES, read_gguf
 from wager.models.safetensors_file import BITS
 
@@ -352,6 +355,8 @@ def test_a_kind_of_layer_that_is_not_known_is_refused(tmp_path: Path) -> None:
     ("change", "fragment"),
     [
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 1 << 30}, "num_hidden_layers is 1073741824; at most 1024"),
         ({"num_hidden_layers": "many"}, "not a whole number: 'many'"),
         ({"num_attention_heads": -1}, "not a whole number: -1"),
         ({"vocab_size": 1 << 60}, "not a whole number"),
@@ -388,6 +393,53 @@ def test_experts(tmp_path: Path) -> None:
     fine = dense(n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048)
     assert facts_of(tmp_path, fine).expert_size == 2048
     assert facts_of(tmp_path, dense()).experts is None
+
+
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 3, 2.5, 1e300, 1 << 62, "", "text", [], [1], ["x"], [[]], {},
+    {"a": 1}, [None] * 40,
+)  # fmt: skip
+
+
+def test_damaged_configs_end_in_facts_or_in_a_clear_error(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    configs = [config for config, _, _ in LAYERS.values()]
+    configs += [dense(quantization_config=config) for config, *_ in QUANTISED.values()]
+    configs += [SPECULATORS, dense(rope_scaling={"rope_type": "linear", "factor": 2.0}),
+                dense(num_local_experts=8, num_experts_per_tok=2)]  # fmt: skip
+    outcomes: Counter[str] = Counter()
+    for _ in range(4000):
+        config = json.loads(json.dumps(rng.choice(configs)))
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            inner = [value for value in config.values() if isinstance(value, dict) and value]
+            place = rng.choice([config, *inner])
+            place[rng.choice(list(place))] = rng.choice(ODD)
+        try:
+            facts = build(name="m", source="directory", location="m", raw=config, path=tmp_path,
+                          tensors=[], tokenizer_hash=None)  # fmt: skip
+        except ModelError as error:
+            outcomes["error" if "\n" not in str(error) else "long error"] += 1
+        else:
+            assert len(facts.kv_layers) == facts.num_layers
+            assert facts.kv_bytes(1000, "f16") >= 0
+            outcomes["facts"] += 1
+    assert set(outcomes) == {"error", "facts"}
+    assert min(outcomes.values()) > 500
+
+
+def test_damaged_tokenizers() -> None:
+    for damaged in (
+        {"model": 5},
+        {"model": {"vocab": {"a": "b"}}},
+        {"added_tokens": [{"id": 0.5}]},
+    ):
+        with pytest.raises(CorruptFile, match=r"^t: "):
+            tokenizer_hash(damaged, "t")
+    nothing = tokenizer_hash({}, "t")
+    assert tokenizer_hash({"added_tokens": 7}, "t") == nothing
+    assert tokenizer_hash({"added_tokens": [5]}, "t") == nothing
+    unigram = {"model": {"vocab": [[], 7, ["a", 0.1]]}}
+    assert tokenizer_hash(unigram, "t") == tokenizer_hash({"model": {"vocab": {"a": 2}}}, "t")
 
 
 # Layers for multi-token prediction
@@ -431,17 +483,19 @@ def test_heads_are_recognised(
     assert facts.kv_bytes_per_token("f16") == (0 if kind == "medusa" else 4096)
 
 
+SPECULATORS: dict[str, Any] = {
+    "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"],
+    "draft_vocab_size": 32000,
+    "speculators_config": {
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
+        "verifier": {"name_or_path": "org/target"},
+    },
+    "transformer_layer_config": dense(num_hidden_layers=1),
+}  # fmt: skip
+
+
 def test_the_speculators_format(tmp_path: Path) -> None:
-    config = {
-        "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": 32000,
-        "speculators_config": {
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
-            "verifier": {"name_or_path": "org/target"},
-        },
-        "transformer_layer_config": dense(num_hidden_layers=1),
-    }  # fmt: skip
-    facts = facts_of(tmp_path, config)
+    facts = facts_of(tmp_path, SPECULATORS)
     assert facts.speculative == {
         "kind": "eagle3", "draft_vocab_size": 32000, "format": "speculators",
         "target": "org/target", "num_speculative_tokens": 5,

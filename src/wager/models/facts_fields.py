@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wager.errors import CorruptFile
-from wager.models.checkpoint import quoted
+from wager.models.checkpoint import MAX_LAYERS, quoted
 
 MAX_VALUE: Final = 1 << 40
 
@@ -46,6 +46,14 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VALUE:
             raise CorruptFile(f"{self.path}: {key} is not a whole number: {quoted(value)}")
         return value
+
+    def layers(self, key: str, count: int | None) -> int:
+        """``count`` as a number of layers, which ``key`` gave. Raises CorruptFile."""
+        if not count:
+            raise CorruptFile(f"{self.path}: {key} is {'missing' if count is None else '0'}")
+        if count > MAX_LAYERS:
+            raise CorruptFile(f"{self.path}: {key} is {count}; at most {MAX_LAYERS} can be")
+        return count
 
     def table(self, key: str) -> Fields:
         """A nested object; empty where it is absent. Raises CorruptFile."""

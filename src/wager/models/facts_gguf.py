@@ -61,7 +61,7 @@ def build(
         raise CorruptFile(f"{first.path}: general.architecture is missing")
     fields = _Metadata(first, architecture)
     tensors = list(_tensors(files))
-    blocks = fields.need("block_count")
+    blocks = fields.layers("block_count", fields.whole("block_count"))
     mtp = fields.whole("nextn_predict_layers") or 0
     layers = max(blocks - mtp, 1)
     heads, hidden = fields.most("attention.head_count"), fields.need("embedding_length")

@@ -69,6 +69,6 @@ def _speculators(config: Fields) -> dict[str, Any]:
     proposals = config.items("proposal_methods")
     if proposals and isinstance(proposals[0], Mapping):
         tokens = proposals[0].get("speculative_tokens")
-        if isinstance(tokens, int) and not isinstance(tokens, bool):
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and 1 <= tokens <= 1024:
             found["num_speculative_tokens"] = tokens
     return found

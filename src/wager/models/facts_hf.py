@@ -26,6 +26,7 @@ from wager.models.facts_records import (
 # Where a model of text and images keeps the part that writes text.
 _INNER: Final = ("text_config", "llm_config", "language_config", "thinker_config",
                  "transformer_layer_config")  # fmt: skip
+_MAX_DEPTH: Final = 4
 _CONTEXT: Final = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
     "max_seq_length", "seq_len", "n_ctx",
@@ -47,14 +48,14 @@ _SCALES: Final = re.compile(
 _PACKED: Final = re.compile(r"\.(?:qweight|weight_packed)$|_(?:blocks|packed)$")
 
 
-def flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(raw: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """The text model's config, with what only the outer one says filled in."""
     flat = dict(raw)
     for key in _INNER:
         inner = flat.get(key)
-        if isinstance(inner, Mapping):
+        if isinstance(inner, Mapping) and depth < _MAX_DEPTH:
             outer = {k: v for k, v in flat.items() if not isinstance(v, Mapping) or k in _KEEP}
-            flat = outer | flatten({k: v for k, v in inner.items() if v is not None})
+            flat = outer | flatten({k: v for k, v in inner.items() if v is not None}, depth + 1)
             # What names the whole stays the whole's.
             if raw.get("architectures"):
                 flat["architectures"] = raw["architectures"]
@@ -157,8 +158,9 @@ def tokenizer_hash(raw: Mapping[str, Any], path: Path | str) -> str:
     if isinstance(vocab, Mapping):
         pairs.update({_id(path, token_id): str(token) for token, token_id in vocab.items()})
     elif isinstance(vocab, list):  # Unigram: [token, score] in the order of the ids
-        pairs.update({i: str(pair[0]) for i, pair in enumerate(vocab) if isinstance(pair, list)})
-    for added in raw.get("added_tokens") or ():
+        pairs.update({i: str(pair[0]) for i, pair in enumerate(vocab) if isinstance(pair, list)
+                      and pair})  # fmt: skip
+    for added in Fields(path, raw).items("added_tokens") or ():
         if isinstance(added, Mapping):
             pairs[_id(path, added.get("id"))] = str(added.get("content"))
     return hash_tokens(pairs)
@@ -174,8 +176,8 @@ def _layers(fields: Fields, head: Mapping[str, Any] | None) -> int:
     given = fields.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers",
                          "num_decoder_layers")  # fmt: skip
     if given is None and head is not None:
-        return fields.whole("medusa_num_heads") or 1
-    return given if given else fields.need("num_hidden_layers")
+        given = fields.whole("medusa_num_heads") or 1
+    return fields.layers("num_hidden_layers", given)
 
 
 def _architecture(fields: Fields) -> str:
