@@ -170,6 +170,7 @@ def test_a_start_gives_the_facts_and_the_command(started: Any) -> None:
     for flag in ("--metrics", "--slots", "--no-cache-prompt", "--no-kv-unified"):
         assert flag in command
     assert command[command.index("--cache-ram") + 1] == "0"
+    assert command[command.index("--fit") + 1] == "off"
     assert command[command.index("--spec-ngram-simple-size-m") + 1] == "8"
     assert found.kv_tokens == 4096
     assert found.effective["speculative"] is True
@@ -186,6 +187,12 @@ def test_a_server_that_runs_on_without_its_drafter_is_not_active(started: Any) -
 
 def test_a_plain_server_is_not_called_inactive(started: Any) -> None:
     assert started("llama_ngram_simple.log", speculative=False).start(PLAIN).warnings == []
+
+
+def test_a_context_that_nobody_gave_is_fitted_to_the_memory(started: Any) -> None:
+    arguments = started("llama_ngram_simple.log").arguments(PLAIN)
+    assert "--ctx-size" not in arguments
+    assert "--fit" not in arguments
 
 
 def test_a_removed_option_is_refused(started: Any) -> None:

@@ -44,7 +44,6 @@ _SETTLED: Final = (
     ("--cache-ram", "0"),
     ("--no-kv-unified",),
     ("--no-context-shift",),
-    ("--fit", "off"),
     # Level 4 says which drafter was made, with which values, and how much room keys and values
     # have; it adds a few lines for a request and none for a token.
     ("--log-verbosity", "4"),
@@ -86,7 +85,11 @@ class LlamaCppBackend(ServerBackend):
             if options.max_model_len is not None:
                 # The context is shared out among the slots.
                 found += ["--ctx-size", str(options.max_model_len * slots)]
-        for flag, *value in _SETTLED if options.measuring else ():
+        settled = list(_SETTLED) if options.measuring else []
+        if options.measuring and options.max_model_len is not None:
+            # Without a length it is left to llama-server to find one that fits into memory.
+            settled.append(("--fit", "off"))
+        for flag, *value in settled:
             if options.engine_command is not None or flag in self._flags():
                 found += [flag, *value]
         return [*found, *dialect(self.name).write(arm.speculation).arguments, *options.arguments]
