@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from wager.errors import ConfigError
+from wager.external import program
 from wager.external.dialects import ENGINES as DIALECTS
 from wager.external.engines import ENGINES, open_backend
 from wager.external.server import ServerOptions
@@ -37,3 +38,10 @@ def test_no_heavy_library_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_cores_are_spelt_in_ranges() -> None:
+    assert program.ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert program.ranges([]) == ""
+    assert len(program.cores(1)) == 1
+    assert set(program.cores(1)) <= set(program.cores(None))
