@@ -44,7 +44,7 @@ def test_it_says_what_is_wrong_and_writes_every_engine(
 def test_findings_are_wrapped_and_commands_are_not(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, LINE).splitlines()
     commands = [line for line in lines if line.startswith(("  vllm", "  llama-server", "  wager"))]
-    assert len(commands) == 4
+    assert len(commands) == 5
     assert max(map(len, commands)) > 100
     assert all(len(line) <= 100 for line in lines if line not in commands + sglang(lines))
 

@@ -19,7 +19,7 @@ ROWS = [
     for engine, options in FLAGS.items()
     for option in options
     for name in option.names
-    if option.key not in ("target", "host", "port", "speculative_config")
+    if option.meaning and option.key != "target"
 ]
 # What an option needs beside it to mean anything.
 BESIDE = {

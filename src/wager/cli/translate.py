@@ -93,7 +93,7 @@ def _form(console: Console, form: Form, title: str) -> None:
     if form.error is not None:
         _text(console, form.error, "  no: ")
         if form.commands:
-            console.print("  measured on another engine:")
+            console.print("  measured and served on another engine:")
     if form.modelfile is not None:
         for line in ("Modelfile:", *(f"  {line}" for line in form.modelfile.splitlines())):
             console.print(f"  {line}")

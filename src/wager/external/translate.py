@@ -147,7 +147,7 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
         speculation, notes = _names(reading, engine)
         written = dialect(engine).write(speculation)
     except ConfigError as error:
-        elsewhere = _elsewhere(reading) if engine == "own" else ()
+        elsewhere = _elsewhere(reading, ("bench", "serve")) if engine == "own" else ()
         return Form(engine, version, elsewhere, error=str(error))
     target, more = _target(reading, engine)
     notes = (*more, *notes, *written.notes)
@@ -156,7 +156,7 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
         engine == reading.engine
         and reading.program
         and not python
-        and "create" not in reading.program
+        and not _needs_modelfile(reading)
     ):
         line = (
             _python(reading, target, written)
@@ -172,7 +172,8 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
         lines = tuple(
             shlex.join(["wager", verb, target, *written.arguments]) for verb in ("run", "bench")
         )
-        return Form(engine, version, lines if written.arguments else lines[:1], notes=notes)
+        lines = (*lines, *_elsewhere(reading, ("serve",))) if written.arguments else lines[:1]
+        return Form(engine, version, lines, notes=notes)
     rest = reading.rest if engine == reading.engine else _address(reading, engine)
     where = ("-m", target) if engine == "llamacpp" else (target,)
     if engine == "llamacpp" and is_gguf(target) and not target.endswith(".gguf"):
@@ -185,8 +186,14 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
     return Form(engine, version, (shlex.join(words),), notes=notes)
 
 
-def _elsewhere(reading: Reading) -> tuple[str, ...]:
-    """How `wager bench` measures on another engine what its own does not have."""
+def _needs_modelfile(reading: Reading) -> bool:
+    """Ollama's MTP layers draft only where a Modelfile says so, whatever the tag is called."""
+    mtp = reading.speculation is not None and reading.speculation.method == "mtp"
+    return reading.engine == "ollama" and (mtp or "create" in reading.program)
+
+
+def _elsewhere(reading: Reading, verbs: Sequence[str]) -> tuple[str, ...]:
+    """How wager measures and serves it on another engine: on that of the line, where it can."""
     for engine in dict.fromkeys((reading.engine, "vllm", "llamacpp", "sglang")):
         if reading.speculation is None or engine not in _PORTS:
             continue
@@ -197,7 +204,8 @@ def _elsewhere(reading: Reading) -> tuple[str, ...]:
             continue
         target, _ = _target(reading, engine)
         config = json.dumps((speculation or reading.speculation).config(), separators=(",", ":"))
-        return (shlex.join(["wager", "bench", "--engine", engine, target, "-sc", config]),)
+        words = ("--engine", engine, target, "-sc", config)
+        return tuple(shlex.join(["wager", verb, *words]) for verb in verbs)
     return ()
 
 
@@ -247,6 +255,10 @@ def _left_out(reading: Reading, engine: str) -> tuple[str, ...]:
         return ()
     kept = _address(reading, engine) if engine in _PORTS else ()
     rest = [word for word in reading.rest if word not in kept]
+    if "--engine" in rest:
+        # Of wager's own verbs: the form for that engine is what was asked for.
+        place = rest.index("--engine")
+        del rest[place : place + 2]
     if not rest:
         return ()
     return (f"left out, as options of {TITLES[reading.engine]}: {shlex.join(rest)}",)

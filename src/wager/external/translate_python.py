@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from wager.external.dialects.base import Option
 from wager.external.dialects.names import GENERAL, spelled
 
 _VLLM: Final = frozenset({"LLM", "AsyncLLM", "EngineArgs", "AsyncEngineArgs"})
 _TRANSFORMERS: Final = frozenset({"generate", "pipeline"})
-_CONFIG: Final = "speculative_config"
+# For a model that is a variable of the program.
+_STAND_INS: Final = {"model": "DRAFTER", "target": "MODEL"}
+_NOT_PYTHON: Final = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,14 @@ class Call:
 def find_call(text: str) -> Call | None:
     """The first call that has a speculation option; None where the text is not Python or has none.
 
-    Values that are no literals are taken as they are written.
+    Values that are no literals are taken as they are written, models as words that stand for them.
     """
     try:
-        tree = ast.parse(text.strip())
-    except SyntaxError:
+        with warnings.catch_warnings():
+            # What Python thinks of the style of a command is nobody's business here.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip())
+    except _NOT_PYTHON:
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (call := _call(node)) is not None:
@@ -56,7 +63,7 @@ def _call(node: ast.Call) -> Call | None:
             others.append(ast.unparse(keyword))
             continue
         found = found or option.key not in GENERAL
-        arguments += [flag, *_value(keyword.value, option.kind == "flag")]
+        arguments += [flag, *_value(keyword.value, option)]
     first = next(_positional(node), None)
     if first is not None and engine != "transformers":
         arguments = ["--model", first, *arguments]
@@ -77,11 +84,10 @@ def _positional(node: ast.Call) -> Iterator[str]:
             yield argument.value
 
 
-def _value(node: ast.expr, flag: bool) -> list[str]:
+def _value(node: ast.expr, option: Option) -> list[str]:
     try:
         value: Any = ast.literal_eval(node)
-    except ValueError:
-        return [ast.unparse(node)]
-    if flag:
-        return []
-    return [value if isinstance(value, str) else json.dumps(value)]
+        text = value if isinstance(value, str) else json.dumps(value)
+    except _NOT_PYTHON:
+        text = _STAND_INS.get(option.key or "", ast.unparse(node))
+    return [] if option.kind == "flag" else [text]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 from wager.errors import ConfigError
 from wager.external.dialects.base import Finding
 from wager.external.dialects.names import FLAGS, GENERAL
+from wager.external.dialects.options import strict_json
 from wager.external.translate_python import find_call
 
 Role: TypeAlias = Literal["server", "client", "offline", "python"]
@@ -117,8 +117,8 @@ def split(text: str | Sequence[str]) -> Pasted:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = strict_json(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"translate: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError('translate: the JSON must be an object, e.g. \'{"method": "ngram"}\'')
@@ -154,7 +154,7 @@ def _command(words: Sequence[str], pasted: Pasted) -> Pasted:
         return Pasted(config=_object(words[0]))
     for place in range(len(words)):
         for program in PROGRAMS:
-            if _matches(program, words, place):
+            if matches(program, words, place):
                 return _with_program(program, words, place, pasted)
     variables = [word for word in words if _VARIABLE.fullmatch(word) and not word.startswith("-")]
     pasted.engine = _by_options(words)
@@ -169,7 +169,8 @@ def _command(words: Sequence[str], pasted: Pasted) -> Pasted:
     return pasted
 
 
-def _matches(program: Program, words: Sequence[str], place: int) -> bool:
+def matches(program: Program, words: Sequence[str], place: int) -> bool:
+    """Whether ``words`` go on like this at ``place``."""
     here = list(words[place : place + len(program.words)])
     if len(here) < len(program.words):
         return False

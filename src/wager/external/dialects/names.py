@@ -23,7 +23,11 @@ FLAGS: Final[dict[str, tuple[Option, ...]]] = {
     "sglang": sglang_table.OPTIONS + sglang_table.VARIABLES,
     "transformers": read_only_table.TRANSFORMERS,
     "mlx": read_only_table.MLX,
-    "own": (Option(("--speculative-config", "-sc"), "", "speculative_config", "json"),),
+    "own": (
+        Option(("--speculative-config", "-sc"), "", "speculative_config", "json"),
+        Option(("--arms", "--arm"), "methods to compare, each with its options", "arms"),
+        Option(("--engine",), "", "kept"),
+    ),
 }
 """The options of each engine's command line, and its environment variables."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -152,6 +154,18 @@ def as_ngram(options: Options) -> tuple[int, int, int]:
         f"looks for a match of exactly {size} tokens {tail}"
     )
     return k, size, size
+
+
+def strict_json(text: str) -> Any:
+    """JSON without the infinities and NaN that Python's reader lets through. Raises ValueError."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number of JSON")
+    return value
 
 
 def is_gguf(name: str) -> bool:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from wager.arms import Speculation
+from wager.arms import Speculation, parse_arms
 from wager.config import SpeculationConfig
 from wager.errors import ConfigError
 from wager.external.dialects import llamacpp_table, vllm_table
 from wager.external.dialects.base import Reading, Written
 from wager.external.dialects.names import owner
-from wager.external.dialects.options import Options, as_ngram
-from wager.external.dialects.reader import scan, told
+from wager.external.dialects.options import Options, as_ngram, strict_json
+from wager.external.dialects.reader import Scan, scan, told
 from wager.registry import drafter_names
 
 ENGINE: Final = "own"
@@ -33,7 +33,7 @@ _OURS: Final = {
 def read(tokens: Sequence[str]) -> Reading:
     """The arguments behind ``wager run`` and its like."""
     found = scan(tokens, ENGINE)
-    speculation = None
+    speculation = _of_arms(found, found.values.get("arms"))
     text = found.values.get("speculative_config")
     if text is not None:
         try:
@@ -55,13 +55,22 @@ def read(tokens: Sequence[str]) -> Reading:
     return Reading(ENGINE, speculation, target, rest, findings)
 
 
+def _of_arms(found: Scan, text: str | None) -> Speculation | None:
+    """The first of ``--arms`` that speculates. Raises ConfigError for what is no list of arms."""
+    arms = [] if text is None else [arm for arm in parse_arms(text) if arm.speculation is not None]
+    for place, arm in enumerate(arms):
+        said = "written anew below" if place == 0 else "left out here: one at a time"
+        found.say("note" if place == 0 else "warning", arm.name, said)
+    return arms[0].speculation if arms else None
+
+
 def _unknown() -> str:
     return f"wager's own engine does not draft this way yet; it has {', '.join(drafter_names())}"
 
 
 def _load(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = strict_json(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):

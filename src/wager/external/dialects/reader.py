@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wager.external.dialects.base import Finding, Option, Severity
 from wager.external.dialects.names import FLAGS, GENERAL, elsewhere, spelled
-from wager.external.dialects.options import TITLES
+from wager.external.dialects.options import TITLES, strict_json
 
 _VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]+")
 
@@ -154,6 +154,9 @@ def _take(
         if option.meaning:
             found.findings.append(told(option, " ".join(words)))
         return
+    if theirs is not None and option.key == "num_speculative_tokens":
+        # A draft length is a number on every engine, whatever guides put behind `--draft`.
+        option = replace(option, kind="whole")
     value, wrong = convert(option, raw)
     joint = "=" if _VARIABLE.fullmatch(name) else " "
     what = name if raw is True else f"{name}{joint}{raw}"
@@ -190,18 +193,41 @@ def told(option: Option, what: str) -> Finding:
     return Finding(option.severity, what, text)
 
 
+_KINDS: Final = {
+    "text": "a text",
+    "whole": "a whole number",
+    "real": "a number",
+    "json": "JSON",
+    "flag": "true or false",
+}
+
+
 def convert(option: Option, raw: Any) -> tuple[Any, str]:
-    """An option's value as what it is, and what is wrong with it (else an empty text)."""
-    if not isinstance(raw, str):
-        return raw, ""
+    """An option's value as what it is, and what is wrong with it (else an empty text).
+
+    ``raw`` is text where it comes from a command line, and anything at all from JSON.
+    """
+    value = _converted(option, raw)
+    if value is None and raw is not None:
+        return None, f"{raw!r} is not {_KINDS[option.kind]}"
+    return value, ""
+
+
+def _converted(option: Option, raw: Any) -> Any:
+    """None for what is none of its kind."""
+    kind = option.kind
+    if kind == "text" or option.key == "speculative_config":
+        return raw if isinstance(raw, str) and raw else None
     try:
-        if option.kind == "whole":
-            return int(raw), ""
-        if option.kind == "real":
-            return float(raw), ""
-        if option.kind == "json" and option.key != "speculative_config":
-            return json.loads(raw), ""
-    except ValueError:
-        kinds = {"whole": "a whole number", "real": "a number", "json": "JSON"}
-        return None, f"{raw!r} is not {kinds[option.kind]}"
-    return raw, ""
+        value = strict_json(raw) if isinstance(raw, str) else raw
+    except (ValueError, RecursionError):
+        return None
+    if kind == "json":
+        return value
+    if kind == "flag":
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if kind == "whole":
+        return value if isinstance(value, int) else None
+    return float(value) if math.isfinite(value) else None

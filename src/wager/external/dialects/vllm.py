@@ -13,7 +13,7 @@ from wager.errors import ConfigError
 from wager.external.dialects import llamacpp_table, vllm_table
 from wager.external.dialects.base import Option, Reading, Written
 from wager.external.dialects.names import GENERAL, canonical, owner
-from wager.external.dialects.options import TITLES, Options, as_ngram, is_gguf
+from wager.external.dialects.options import TITLES, Options, as_ngram, is_gguf, strict_json
 from wager.external.dialects.reader import Scan, convert, scan, told
 from wager.external.dialects.vllm_rules import RULES, WITHOUT_DRAFTER
 
@@ -173,7 +173,7 @@ def _undot(tokens: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
+        return strict_json(text)
     except ValueError:
         return text
 
@@ -181,8 +181,8 @@ def _json_or_text(text: str) -> Any:
 def _load(found: Scan, text: str) -> dict[str, Any]:
     """The JSON of --speculative-config, also where quotes are wrong. Raises ConfigError."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = strict_json(text)
+    except (ValueError, RecursionError):
         value = _mend(text)
         if value is None:
             raise ConfigError(f"speculative-config: not valid JSON: {text!r}") from None
@@ -199,8 +199,9 @@ def _load(found: Scan, text: str) -> dict[str, Any]:
 def _mend(text: str) -> Any:
     """Python's notation, or JSON whose quotes a shell has removed; None for anything else."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        # Sets, bytes and the like are no JSON either.
+        return strict_json(json.dumps(ast.literal_eval(text)))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass
     inner = text.strip()
     if not (inner.startswith("{") and inner.endswith("}")):
@@ -240,9 +241,9 @@ def _show(value: Any) -> str:
 
 def settle(found: Scan, values: dict[str, Any]) -> Speculation | None:
     """The speculation that the options amount to, repaired where vLLM would refuse them."""
+    values = {key: value for key, value in values.items() if value is not None}
     if not values:
         return None
-    values = {key: value for key, value in values.items() if value is not None}
     method = _named(found, values)
     if method is None:
         return None
