@@ -323,6 +323,11 @@ def test_what_sglang_reserves() -> None:
 
 def test_own_packs_weights() -> None:
     found = work(None, setting("own", width=34 / 32, kv_dtype="f16"))
+    assert found.notes == [
+        "wager's own engine takes 512 MiB for keys and values (or one longest context, if that is "
+        "more) unless kv_memory says otherwise"
+    ]
+    assert work(None, setting("own", memory=500 * MIB)).notes == []
     assert found.plain.parts[0].nbytes == int(134_515_008 * 34 / 32)
     assert work(None, setting("own", width=4.0)).plain.parts[0].nbytes == 4 * 134_515_008
 
@@ -438,15 +443,17 @@ def test_verdicts() -> None:
     assert verdict(work(None, roomy)) == "Fits: 1 client with 4,096 tokens each."
     many = setting(memory=4 * GB, clients=64)
     said = verdict(work(None, many))
-    assert said.startswith("Fits for 8 of 64 clients with 4,096 tokens each; all 64 fit with ")
+    assert said.startswith("Fits for 7 of 64 clients with 4,096 tokens each; all 64 fit with ")
     small = verdict(work(None, setting(memory=1 * GB)))
-    assert small.startswith("Does not fit: 2.43 GB are needed before the first token, 1.00 GB")
+    assert small.startswith("Does not fit: 2.55 GB are needed before the first token, 1.00 GB")
+    crowded = verdict(work(draft_model(), many))
+    assert crowded.endswith(" % of the room for keys and values, and 2 of 64 clients fit.")
     drafted = verdict(work(draft_model(), roomy))
     assert "d (draft_model) takes " in drafted
     assert drafted.endswith(" % of the room for keys and values.")
-    only_plain = verdict(work(draft_model(), setting(memory=2700 * 10**6, max_model_len=1024)))
+    only_plain = verdict(work(draft_model(), setting(memory=2800 * 10**6, max_model_len=1024)))
     assert "With d (draft_model) it does not fit: " in only_plain
-    long = verdict(work(None, setting(memory=2600 * 10**6, max_model_len=8192)))
+    long = verdict(work(None, setting(memory=2650 * 10**6, max_model_len=8192)))
     assert "one context of 8,192 tokens does not fit: start it with a max-model-len of at" in (
         long[0].lower() + long[1:]
     )

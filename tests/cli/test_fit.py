@@ -152,7 +152,7 @@ def test_what_is_refused(tiny_path: Path, tmp_path: Path, capsys: Capture) -> No
 
 
 def test_a_context_beyond_the_models_own_is_mentioned(tiny_path: Path, capsys: Capture) -> None:
-    found = fit(capsys, str(tiny_path), "--max-model-len", "1024", "--memory", "1GB")
+    found = fit(capsys, str(tiny_path), "--max-model-len", "1024", "--memory", "400MB")
     assert found["notes"] == ["the model's own longest context is 512 tokens"]
 
 

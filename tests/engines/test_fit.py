@@ -17,7 +17,8 @@ from benchmarks.peers import Peers, arm, running
 from tests.engines.conftest import require
 from wager.arms import Arm
 from wager.bench.fit import Fit, Side, drafter_of, fit
-from wager.bench.fit_engines import ENGINES, MIB, Setting
+from wager.bench.fit_engines import ENGINES
+from wager.bench.fit_memory import MIB, Setting
 from wager.external.server import ServerBackend
 from wager.models.facts import LayerCache, ModelFacts, read_facts
 
@@ -152,7 +153,7 @@ BUFFER = re.compile(r"CPU(?:_Mapped)? +(model|KV|compute|output) buffer size = +
     [
         ("f32", 1, 4096, "f16", None),
         ("f32", 4, 1024, "f32", None),
-        ("bf16", 2, 4096, "f16", None),
+        ("bf16", 2, 1000, "f16", None),
         ("q8_0", 1, 8192, "q8_0", None),
         ("q4_1", 2, 2048, "f16", "ngram-simple"),
         ("q8_0", 2, 2048, "f16", "ngram-mod"),

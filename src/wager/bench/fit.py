@@ -12,6 +12,7 @@ from typing import Final
 
 from wager.bench.fit_engines import ENGINES
 from wager.bench.fit_memory import Drafter, Engine, Kind, Part, Setting, total
+from wager.engine.memory import DEFAULT_KV_BYTES
 from wager.errors import ConfigError
 from wager.models.facts import KV_BITS, ModelFacts
 
@@ -209,6 +210,11 @@ def fit(
         notes=[],
     )
     found.notes.extend(_notes(found))
+    if setting.engine == "own" and kv_memory is None and found.plain.left > DEFAULT_KV_BYTES:
+        found.notes.append(
+            f"wager's own engine takes {DEFAULT_KV_BYTES >> 20} MiB for keys and values (or one "
+            "longest context, if that is more) unless kv_memory says otherwise"
+        )
     return found
 
 

@@ -109,7 +109,7 @@ class Vllm(Engine):
 
 
 _CAPTURES: Final = 51
-_VLLM_PROCESS: Final = 600 * MIB
+_VLLM_PROCESS: Final = 640 * MIB
 _CUDA: Final = Part("CUDA and libraries", 600 * MIB, "estimated", "context, kernels, collectives")
 
 

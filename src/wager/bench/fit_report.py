@@ -27,7 +27,9 @@ def verdict(found: Fit) -> str:
         return f"{said} {_starts(drafted, setting, f'with {label} ')}"
     if lost <= 0:
         return f"{said} {label} takes no room for keys and values."
-    return f"{said} {label} takes {100 * lost:.1f} % of the room for keys and values."
+    fewer = int(drafted.clients_at)
+    left = f", and {fewer} of {setting.clients} clients fit" if fewer < setting.clients else ""
+    return f"{said} {label} takes {100 * lost:.1f} % of the room for keys and values{left}."
 
 
 def _short(side: Side) -> str:
