@@ -14,7 +14,8 @@ import pytest
 
 from wager.errors import ConfigError
 from wager.external.dialects import ENGINES
-from wager.external.translate import Form, as_json, translate
+from wager.external.translate import as_json, translate
+from wager.external.translate_forms import Form
 
 HEAVY = {"numpy", "torch", "transformers", "tokenizers", "gguf", "huggingface_hub", "httpx2"}
 
@@ -107,6 +108,16 @@ def test_options_of_another_kind_stay_with_their_engine() -> None:
     assert llamacpp.error is not None
     (ngram,) = translate(text.replace("suffix", "ngram --spec-tokens 3"), "llamacpp").forms
     assert "left out, as options of vLLM: --dtype float32 --max-model-len 512" in ngram.notes
+
+
+def test_a_call_of_python_keeps_its_other_keywords_where_a_call_is_written() -> None:
+    text = 'sgl.Engine(model_path="M", tp_size=2, speculative_algorithm="NGRAM")'
+    (sglang,) = translate(text, "sglang").forms
+    assert sglang.commands[0].startswith("python -m sglang.launch_server --model-path M --spec")
+    assert "left out, as options of SGLang: tp_size=2" in sglang.notes
+    text = 'LLM("M", dtype="float32", speculative_config={"method": "suffix"})'
+    (vllm,) = translate(text, "vllm").forms
+    assert vllm.commands == ("LLM('M', dtype='float32', speculative_config={'method': 'suffix'})",)
 
 
 def test_words_of_a_shell_are_read_as_one_command() -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from wager.external.dialects.base import Reading
-    from wager.external.translate import Form, Translation
+    from wager.external.translate import Translation
+    from wager.external.translate_forms import Form
 
 # The command that is translated has options of its own.
 CONTEXT: Final = {"ignore_unknown_options": True}
