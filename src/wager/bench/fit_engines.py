@@ -156,7 +156,8 @@ class LlamaCpp(Engine):
     block = 256
 
     def reserve(self, context: int, clients: int) -> list[Part]:
-        parts = [self._compute(self.target, context, clients, "compute buffer")]
+        checked = clients * (1 + (self.drafter.k if self.drafter else 0))
+        parts = [self._compute(self.target, context, checked, "compute buffer")]
         nbytes = clients * self.target.vocab_size * 4
         how = f"{clients} slots x {self.target.vocab_size} logits x 4 B"
         facts = self.drafter.facts if self.drafter else None
@@ -169,22 +170,18 @@ class LlamaCpp(Engine):
             parts.append(Part("hash of n-grams", 16 * MIB, "estimated", "4 Mi cells x 4 B"))
         return parts
 
-    def _compute(self, facts: ModelFacts, context: int, clients: int, name: str) -> Part:
-        """The mask, five rows of hidden size, and the wider of the MLP's three products and the
-        logits of the rows that are checked."""
+    def _compute(self, facts: ModelFacts, context: int, checked: int, name: str) -> Part:
+        """The mask, five rows of hidden size, and the widest of three: the MLP's products, queries
+        before and after attention, the logits of ``checked`` rows."""
         cells = up(context, self.block)
         rows = min(_UBATCH, cells)
-        mask = rows * cells * 2
-        narrow = rows * 4 * (5 * facts.hidden_size + 10)
-        mlp = rows * 4 * 3 * _mlp_width(facts)
-        own = facts is self.target
-        checked = clients * (1 + (self.drafter.k if self.drafter and own else 0))
+        narrow = 5 * facts.hidden_size + 10
+        wide = max(3 * _mlp_width(facts), 2 * facts.num_heads * facts.head_dim)
         logits = min(checked, rows) * facts.vocab_size * 4
-        what = f"3 x {_mlp_width(facts)} values each" if mlp >= logits else f"{checked} x logits"
-        return Part(
-            name, mask + narrow + max(mlp, logits), "estimated",
-            f"{rows} rows x ({cells} x 2 B + 4 B x (5 x {facts.hidden_size} + 10)), and {what}",
-        )  # fmt: skip
+        what = f"{wide} values each" if rows * 4 * wide >= logits else f"{checked} x logits"
+        nbytes = rows * (cells * 2 + 4 * narrow) + max(rows * 4 * wide, logits)
+        how = f"{rows} rows x ({cells} x 2 B + {narrow} x 4 B), and {what}"
+        return Part(name, nbytes, "estimated", how)
 
     def sequence(self, context: int) -> int:
         cells = up(context, self.block)
