@@ -6,11 +6,13 @@ Values marked as recorded are lines that real vLLM 0.32 (CPU) and llama-server b
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from wager import LLM
 from wager.bench import fit_machine
 from wager.bench.fit import (
     Fit,
@@ -25,8 +27,10 @@ from wager.bench.fit_engines import ENGINES, LlamaCpp, Vllm
 from wager.bench.fit_machine import Memory, gpu_memory, host_memory, parse_size, parse_smi
 from wager.bench.fit_memory import Drafter, Engine, Setting, total
 from wager.bench.fit_report import as_json, rows, size, verdict
+from wager.engine.memory import block_bytes
 from wager.errors import ConfigError
-from wager.models.facts import LayerCache, ModelFacts, TensorFact
+from wager.models.facts import LayerCache, ModelFacts, TensorFact, read_facts
+from wager.ops.base import BLOCK
 
 GB, GIB, MIB = 10**9, 1 << 30, 1 << 20
 
@@ -340,6 +344,18 @@ def test_own_packs_weights() -> None:
     assert work(None, setting("own", width=4.0)).plain.parts[0].nbytes == 4 * 134_515_008
 
 
+def test_own_is_reckoned_as_it_is_built(make_llm: Callable[..., LLM], tiny_path: Path) -> None:
+    for weights, kv in (("f32", "f32"), ("f32", "f16"), ("int8", "f16")):
+        llm = make_llm(weights=weights, kv=kv)
+        width, name = weight_width("own", weights, read_facts(str(tiny_path)))
+        assert name == weights
+        chosen = setting("own", kv_dtype=kv, width=width, max_model_len=512)
+        found = work(None, chosen, read_facts(str(tiny_path)))
+        assert found.plain.kv_per_token * BLOCK == block_bytes(llm.model, llm.config)
+        # Norms stay in 32 bits, and pieces of the file are aligned.
+        assert found.plain.parts[0].nbytes == pytest.approx(llm.model.packed_bytes, rel=0.02)
+
+
 # Drafters
 
 
@@ -469,7 +485,9 @@ def test_verdicts() -> None:
 
 def test_memory_that_others_use_is_mentioned() -> None:
     found = work(None, setting(), memory_free=1 * GB)
-    assert found.notes == ["only 1.0 GB of it are free now"]
+    needed = total(found.plain.parts) + 4096 * 30 * 384 * 4
+    assert found.notes == [f"only 1.00 GB of it are free now; this takes {needed / 1e9:.2f}"]
+    assert work(None, setting(), memory_free=4 * GB).notes == []
 
 
 def test_json_holds_what_the_table_holds() -> None:

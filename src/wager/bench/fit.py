@@ -42,9 +42,9 @@ _OWN_TYPES: Final = ("F32", "F16", "BF16")
 class Side:
     """One way of running: without a drafter, or with it. Bytes are those of one device.
 
-    ``left`` is what is left for keys and values (negative: how much is missing). The largest
-    context is None where not even one token fits; ``clients_at`` is how many sequences of the
-    asked context fit at once.
+    ``left`` is what is left for keys and values (negative: how much is missing), ``kv_asked`` what
+    all clients with the asked context take. The largest context is None where not even one token
+    fits; ``clients_at`` is how many sequences of the asked context fit at once.
     """
 
     parts: list[Part]
@@ -56,6 +56,7 @@ class Side:
     largest_one: int | None
     largest_all: int | None
     clients_at: float
+    kv_asked: int
     host: list[Part]
 
     @property
@@ -249,6 +250,7 @@ def _side(engine: Engine, kv_memory: int | None) -> Side:
         largest_one=_largest(lambda n: holds(n, 1), longest),
         largest_all=_largest(lambda n: holds(n, clients), longest),
         clients_at=_clients(engine, context, holds, left, one),
+        kv_asked=clients * one,
         host=engine.host(),
     )
 
@@ -297,9 +299,9 @@ def _notes(found: Fit) -> list[str]:
     if state and found.drafter is not None:
         notes.append("recurrent state is counted once per draft token more, to take back refused "
                      "drafts")  # fmt: skip
-    free, needed = found.memory_free, total(found.plain.parts)
+    free, needed = found.memory_free, total(found.plain.parts) + found.plain.kv_asked
     if free is not None and free < needed:
-        notes.append(f"only {free / 1e9:.1f} GB of it are free now")
+        notes.append(f"only {free / 1e9:.2f} GB of it are free now; this takes {needed / 1e9:.2f}")
     return notes
 
 

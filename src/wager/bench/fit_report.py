@@ -27,8 +27,8 @@ def verdict(found: Fit) -> str:
         return f"{said} {_starts(drafted, setting, f'with {label} ')}"
     if lost <= 0:
         return f"{said} {label} takes no room for keys and values."
-    fewer = int(drafted.clients_at)
-    left = f", and {fewer} of {setting.clients} clients fit" if fewer < setting.clients else ""
+    before, after = (min(int(s.clients_at), setting.clients) for s in (plain, drafted))
+    left = f", and {after} of {setting.clients} clients fit" if after < before else ""
     return f"{said} {label} takes {100 * lost:.1f} % of the room for keys and values{left}."
 
 

@@ -224,8 +224,8 @@ def _show(found: Fit, as_json: bool) -> None:
         table.add_row(what, plain, *((drafted,) if found.drafter else ()), how)
     # A pipe has no width to wrap at.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
-    console.print(fit_report.heading(found))
+    console.print(fit_report.heading(found), soft_wrap=True)
     console.print(table)
-    console.print(fit_report.verdict(found))
+    console.print(fit_report.verdict(found), soft_wrap=True)
     for note in found.notes:
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", soft_wrap=True)
