@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import subprocess
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,30 @@ def test_llama_server_says_nothing_and_drafts_nothing_without_a_type(
         (answer,) = ask(server, [Prompt("a", params, text="one two three one two three one two")])
         assert answer.tokens == 24
         assert not server.counters().drafted
+
+
+def test_llama_server_ignores_fields_of_requests_and_gives_no_logprobs_for_drafts(
+    peers: Peers,
+) -> None:
+    require(peers, "llama")
+    server = peers.llama_server("f32", context=1024)
+    body = {
+        "prompt": "The cat sat on the mat. " * 12, "n_predict": 24, "temperature": 0,
+        "n_probs": 1, "speculative.n_max": 0, "speculative.type": "none",
+    }  # fmt: skip
+    with running(server, arm("ngram-simple:k=4,spec-ngram-simple-size-n=2")):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{server.port}/completion",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            reply = json.load(response)
+    assert reply["timings"]["draft_n"] > 0
+    logprobs = [token["logprob"] for token in reply["completion_probabilities"]]
+    # Not even a token that is all but certain has a log-probability of exactly 0.
+    assert logprobs.count(0.0) >= reply["timings"]["draft_n_accepted"] > 0
+    assert logprobs[0] < 0
 
 
 def test_a_missing_lookup_file_ends_the_server_where_it_is_asked_for(peers: Peers) -> None:

@@ -49,8 +49,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     ),
     Field(
         "logprobs", "warning",
-        "llama.cpp reports 0.0 for every token that was drafted; Ollama does not draft for such a "
-        "request; vLLM, SGLang and wager give the target's",
+        "llama.cpp reports 0.0 for every token of a step with a draft; Ollama does not draft for "
+        "such a request; vLLM, SGLang and wager give the target's",
     ),
     Field(
         "draft_num_predict", "warning",
