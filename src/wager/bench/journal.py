@@ -87,8 +87,9 @@ class Journal:
 
     def part(self, key: PartKey, record: PartRecord) -> None:
         """A part is finished."""
-        self._write({"part": list(key), **asdict(record)})
+        # Before it is written: an interrupt may come in between, and the part must stay.
         self._empty = False
+        self._write({"part": list(key), **asdict(record)})
 
     def failed(self, arm: str, error: str) -> None:
         """An arm cannot be measured."""

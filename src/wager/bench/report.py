@@ -213,7 +213,7 @@ def plan_lines(plan: Plan) -> list[str]:
     fewest, most = min(sizes, default=0), max(sizes, default=0)
     prompts = str(most) if fewest == most else f"{fewest} to {most}"
     line = f"{prompts} prompts per workload, each {2 * plan.repeats} times per arm"
-    line += ", arms in turn (ABBA)" if plan.engine == "own" else ", a server each (ABBA)"
+    line += ", arms in turn (ABBA)" if plan.engine in ("own", "url") else ", a server each (ABBA)"
     few = fewest < DEFAULT_PROMPTS
     hint = f"fewer than {DEFAULT_PROMPTS} prompts: a quick look, the intervals are rough"
     return [line, hint] if few else [line]

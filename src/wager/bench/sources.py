@@ -142,7 +142,10 @@ def _identity(count: int, seed: int) -> tuple[Prompt, ...]:
     for index, name in enumerate(_IDENTITY_WORKLOADS):
         share = (count + 1 - index) // len(_IDENTITY_WORKLOADS)
         drawn = prompts(RECIPES[name], share, 0, seed + 2 * _OTHER_SEED, _IDENTITY_TOKENS)
-        out += [replace(prompt, id=f"identity-{prompt.id}") for prompt in drawn]
+        for prompt in drawn:
+            # Servers that speak nothing but OpenAI's protocol know no ignore_eos.
+            params = replace(prompt.params, ignore_eos=False)
+            out.append(replace(prompt, id=f"identity-{prompt.id}", params=params))
     return tuple(out)
 
 

@@ -18,7 +18,10 @@ from wager.bench.statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the figures are about. None where another engine does not tell it."""
+    """What the figures are about. None where another engine does not tell it.
+
+    An empty ``model`` is whatever the server names.
+    """
 
     model: str
     weights: str | None = None
@@ -33,7 +36,7 @@ class Target:
 def summarise(run: Run, target: Target) -> Report:
     """The whole report of a run, complete or not."""
     return Report(
-        model=target.model,
+        model=target.model or _served(run),
         engine=run.plan.engine,
         weights=target.weights,
         kv=target.kv,
@@ -46,6 +49,11 @@ def summarise(run: Run, target: Target) -> Report:
         cells=run.cells(),
         verdicts=run.verdicts(),
     )
+
+
+def _served(run: Run) -> str:
+    starts = [one for arm in run.plan.arms for one in run.started.get(arm.name, ())]
+    return next((str(one.effective["model"]) for one in starts if "model" in one.effective), "n/a")
 
 
 def arm_result(run: Run, arm: Arm) -> ArmResult:

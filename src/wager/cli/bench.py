@@ -40,7 +40,7 @@ def bench(
     clients: of.Clients = None,
     rate: of.Rate = None,
     arms: of.Arms = None,
-    speculative_config: of.Speculation = None,
+    speculative_config: of.SpeculativeConfig = None,
     repeats: of.Repeats = 1,
     prompts: of.Prompts = None,
     max_tokens: of.MaxTokens = None,
@@ -50,6 +50,7 @@ def bench(
     resume: of.Resume = False,
     time_limit: of.TimeLimit = None,
     identity: of.Identity = None,
+    suite: of.Suite = None,
     demo: of.Demo = False,
     no_color: of.NoColor = False,
     engine: of.Engine = OWN,
@@ -76,6 +77,10 @@ def bench(
     if engine not in of.ENGINES:
         raise ConfigError(f"engine: must be one of {', '.join(of.ENGINES)}; got {engine!r}")
     _refuse_foreign(engine, given)
+    if suite is not None:
+        from wager.bench.suites import settle
+
+        given = settle(given)
     if demo:
         given["prompts"] = DEMO_PROMPTS if prompts is None else prompts
         given["max_tokens"] = DEMO_TOKENS if max_tokens is None else max_tokens
@@ -126,13 +131,15 @@ class _Job:
     resume: bool
     time_limit: float | None
     color: bool
+    suite: str | None = None
 
     def plan(self, vocab_size: Callable[[], int], settings: dict[str, Any], cheap: bool) -> Plan:
         """The plan; ``cheap``: caches are empty at each start, so all loads get one set."""
+        from wager.bench import sources, suites
         from wager.bench.machine import machine, versions
         from wager.bench.plan import Plan
-        from wager.bench.sources import draw
 
+        draw = sources.draw if self.suite is None else suites.draw
         drawn = draw(self.wanted, vocab_size, same_for_all_loads=cheap, identity=self.identity)
         for note in drawn.notes:
             print(f"wager: warning: {note}", file=sys.stderr)
@@ -160,7 +167,7 @@ def _job(given: dict[str, Any]) -> _Job:
             raise ConfigError(f"{name.replace('_', '-')}: must be above 0, got {given[name]:g}")
     if given["identity"] is not None and given["identity"] < 0:
         raise ConfigError(f"identity: must be at least 0, got {given['identity']}")
-    every = of.arms(given["arms"], given["speculative_config"])
+    every = of.arms(given["arms"], given["speculative_config"], given["engine"])
     from wager.bench import sources
     from wager.bench.workloads import RECIPES
 
@@ -183,6 +190,7 @@ def _job(given: dict[str, Any]) -> _Job:
         resume=given["resume"],
         time_limit=limit,
         color=not given["no_color"],
+        suite=given["suite"],
     )
 
 
@@ -236,7 +244,7 @@ def _measure_other(job: _Job, given: dict[str, Any]) -> None:
     settings = {name: given[name] for name in names}
     try:
         plan = job.plan(lambda: _vocab_size(job), settings, backend.fresh_start_is_cheap)
-        _measure(job, backend, plan, lambda: Target(model=job.model))
+        _measure(job, backend, plan, lambda: Target(model="" if job.model == "-" else job.model))
     finally:
         backend.close()
 
@@ -289,6 +297,7 @@ def _open(job: _Job, given: dict[str, Any]) -> ServerBackend | UrlBackend:
         engine_command=given["engine_command"],
         program=given["engine_program"],
         arguments=arguments,
+        measuring=True,
         max_model_len=given["max_model_len"],
         max_clients=most or None,
         threads=given["threads"],
@@ -300,7 +309,7 @@ def _open(job: _Job, given: dict[str, Any]) -> ServerBackend | UrlBackend:
 
 
 def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Target]) -> None:
-    from wager.bench import report
+    from wager.bench import report, suites, suites_report
     from wager.bench.journal import Journal, journal_path
     from wager.bench.results import write
     from wager.bench.run import Executor, Run
@@ -308,6 +317,8 @@ def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Targe
     from wager.cli.progress import Progress
 
     run = Run.of(plan)
+    if job.suite is not None and not job.resume:
+        backend = suites.Estimating(backend, plan, _tell)
     deadline = None if job.time_limit is None else time.monotonic() + job.time_limit
     path = journal_path(job.json_file, job.run_dir)
     book = nullcontext() if path is None else Journal(path, plan.digest(), resume=job.resume)
@@ -323,7 +334,11 @@ def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Targe
         if not run.cells():
             raise KeyboardInterrupt
     found = summarise(run, known)
-    report.show(report.console(color=job.color), found, plan, interrupted=interrupted)
+    console = report.console(color=job.color)
+    if job.suite is not None:
+        suites_report.show(console, run, found, interrupted=interrupted)
+    else:
+        report.show(console, found, plan, interrupted=interrupted)
     if interrupted:
         # What is written must be complete, so an interrupted run is only printed.
         raise typer.Exit(INTERRUPTED)
@@ -331,6 +346,10 @@ def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Targe
         write(found, job.json_file)
     if journal is not None and run.complete and job.run_dir is None:
         journal.remove()
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _say_how_to_go_on(path: Path | None, run: Run) -> None:

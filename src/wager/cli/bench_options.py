@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from wager.arms import PLAIN, Arm, arm_of, parse_arms
+from wager.arms import PLAIN, Arm, Speculation, arm_of, parse_arms
 from wager.backend import Load
 from wager.errors import ConfigError
 
@@ -39,7 +39,7 @@ Arms = Annotated[
                  help="What is compared, e.g. plain,ngram:k=4,ngram:k=8,min=2,max=5. "
                       "Default: plain and n-gram, k 8, lookup 2 to 5."),
 ]  # fmt: skip
-Speculation = Annotated[
+SpeculativeConfig = Annotated[
     list[str] | None,
     typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
                  help="The same as an arm in vLLM's JSON; repeatable."),
@@ -78,6 +78,11 @@ Identity = Annotated[
     typer.Option("--identity", metavar="N", show_default=False,
                  help="Greedy prompts that are compared with log-probabilities, untimed. "
                       "Default: 12, on the own engine 0 (there every reply is compared)."),
+]  # fmt: skip
+Suite = Annotated[
+    str | None,
+    typer.Option("--suite", metavar="NAME", show_default=False,
+                 help="A fixed measurement with tables of its own: article (docs/article.md)."),
 ]  # fmt: skip
 Demo = Annotated[
     bool, typer.Option("--demo", help="Fewer and shorter answers, in about three minutes.")
@@ -183,12 +188,17 @@ def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
     return [float(number) for number in found]
 
 
-def arms(text: str | None, configs: list[str] | None) -> tuple[Arm, ...]:
-    """Plain decoding first, then what is compared with it. Raises ConfigError."""
+def arms(text: str | None, configs: list[str] | None, engine: str = "own") -> tuple[Arm, ...]:
+    """Plain decoding first, then what is compared with it. Raises ConfigError.
+
+    A server that runs already is asked as it is, whatever it drafts with.
+    """
     if text is not None and configs:
         raise ConfigError("arms: give either --arms or --speculative-config, not both")
     if text is not None:
         found = parse_arms(text)
+    elif engine == "url" and not configs:
+        found = [Arm("speculative", Speculation("speculative"))]
     else:
         from wager.bench.measure import DEFAULT_ARM
 
