@@ -31,13 +31,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub:
     """What the stand-in serves, and what it was asked for.
 
-    Repositories named in ``gated`` refuse who brings no token; ``details`` adds fields (tags,
-    pipeline_tag, downloads, ...) to what the hub tells of a repository.
+    Repositories named in ``gated`` refuse who brings no token; files named in ``broken`` are
+    answered with 404 although they are listed; ``details`` adds fields (tags, pipeline_tag,
+    downloads, ...) to what the hub tells of a repository.
     """
 
     root: Path
     endpoint: str = ""
     gated: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
     details: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     served: Counter[str] = field(default_factory=Counter)
     requests: list[str] = field(default_factory=list)
@@ -194,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, repo: str, name: str, head: bool) -> None:
         path = self.hub.files(repo).get(name)
-        if path is None:
+        if path is None or name in self.hub.broken:
             return self._refuse(404, "EntryNotFound", f"{name} is not in {repo}")
         data = path.read_bytes()
         status, begin, end = 200, 0, len(data)

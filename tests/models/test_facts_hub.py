@@ -81,6 +81,27 @@ def test_what_the_hub_refuses(hub: Hub) -> None:
         read_facts("org/tiny")
 
 
+def test_a_token_opens_what_is_gated(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.gated.add("org/tiny")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert read_facts("org/tiny").num_layers == 2
+
+
+def test_a_cache_that_cannot_be_written(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    point_library_at(monkeypatch, hub.endpoint, tmp_path / "file")
+    with pytest.raises(ModelError, match=r"^org/tiny: .*file"):
+        read_facts("org/tiny")
+
+
+def test_a_hub_that_breaks_off(hub: Hub) -> None:
+    hub.broken.add("model.safetensors")
+    with pytest.raises(ModelError, match=r"^org/tiny: the hub (stopped answering|answered)"):
+        read_facts("org/tiny")
+
+
 def test_a_damaged_shard_on_the_hub(hub: Hub) -> None:
     file = hub.root / "org/tiny/model.safetensors"
     file.write_bytes(struct.pack("<Q", 1 << 40) + file.read_bytes()[8:])

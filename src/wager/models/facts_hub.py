@@ -269,11 +269,17 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             f"{repo}: there is no such model on the hub, or it is private and HF_TOKEN is not set"
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{repo}: the hub answered: {reason}") from error
-    except FileNotFoundError as error:
-        raise ModelError(f"{repo}: {error}") from error
+        raise ModelError(f"{repo}: the hub answered: {_line(error)}") from error
     except Exception as error:
-        if not _unreachable(error):
+        if _unreachable(error):
+            what = f"the hub stopped answering ({type(error).__name__})"
+        elif isinstance(error, OSError):
+            # The cache of the hub's library cannot be written, or a file went away.
+            what = _line(error)
+        else:
             raise
-        raise ModelError(f"{repo}: the hub stopped answering ({type(error).__name__})") from error
+        raise ModelError(f"{repo}: {what}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
