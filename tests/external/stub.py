@@ -73,7 +73,8 @@ class Stub:
     of the POST and its body. ``pages`` are served one per GET of /metrics in the same way; None
     is a 404. ``gets`` are further paths and the JSON they give. ``bodies``, ``paths`` and
     ``headers`` keep what was posted; ``closed`` counts replies that the client left before their
-    end, ``most_open`` how many were open at once.
+    end, ``most_open`` how many were open at once. With ``one_reply_each`` a second POST on a
+    connection finds it closed, as llama-server's connections are after a stream, unannounced.
     """
 
     scripts: Sequence[Script] | Callable[[int, dict[str, Any]], Script] = ()
@@ -82,6 +83,7 @@ class Stub:
     owner: str = "stub"
     gets: dict[str, Any] = field(default_factory=dict)
     port: int = 0
+    one_reply_each: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -184,12 +186,17 @@ class _Handler(BaseHTTPRequestHandler):
     # Events are small: each must leave at once.
     disable_nagle_algorithm = True
     server: _Server
+    posts = 0
 
     def do_GET(self) -> None:
         self._whole(*self.server.stub.got(self.path))
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["content-length"]))
+        self.posts += 1
+        if self.server.stub.one_reply_each and self.posts > 1:
+            self.close_connection = True
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         script = self.server.stub.posted(self.path, headers, json.loads(content))
         if script.body is not None or script.status != 200:

@@ -283,6 +283,13 @@ def test_one_failure_ends_nothing_else() -> None:
     assert [name for name, a in answers.items() if a.error] == ["p2"]
 
 
+def test_a_connection_that_the_server_closes_after_its_reply_is_not_used_again() -> None:
+    good = Script([(0.01, text("a", ids=[1], finish="stop")), (0.01, DONE)])
+    with Stub([good], one_reply_each=True) as stub:
+        answers = ask(stub, prompts(4), Load(clients=1))
+    assert [a.error for a in answers] == [None] * 4
+
+
 def test_answers_come_as_soon_as_they_are_finished() -> None:
     def script(_: int, body: dict[str, Any]) -> Script:
         at = 1.0 if body["prompt"] == "say 0" else 0.05

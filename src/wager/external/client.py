@@ -28,7 +28,6 @@ from wager.external.openai import error_text
 from wager.external.reply import Reply, ReplyError
 
 _CONNECT_S: Final = 10.0
-_IDLE_S: Final = 2.0
 _ERROR_BYTES: Final = 64 * 1024
 _ERROR_CHARACTERS: Final = 300
 _AFTER_FAILED_FILLER_S: Final = 0.2
@@ -139,8 +138,9 @@ class _Run:
             verify=needs_certificates(self._target.url),
             headers={"accept-encoding": "identity", **self._target.headers},
             timeout=httpx2.Timeout(self._target.timeout_s, connect=_CONNECT_S, pool=None),
-            # Servers close connections that idle; one that is about to be closed is not reused.
-            limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
+            # A connection for each request: llama-server closes its own after every stream, without
+            # a word, and one that is just closing cannot be told from one that is not.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
         )
         async with client as self._http:
             await self._load_libraries()
