@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -203,9 +204,24 @@ def test_kv_types_that_an_engine_has_not(engine: str, asked: str) -> None:
         kv_dtype(engine, asked, model(), 2.0)
 
 
-def test_the_engine_that_is_meant() -> None:
-    assert choose_engine(model()) == ("own", None)
-    assert choose_engine(model(architecture="Qwen3ForCausalLM"))[0] == "vllm"
-    assert choose_engine(model(architecture="qwen3", source="gguf"))[0] == "llamacpp"
-    mixture = model(architecture="llama", source="gguf", experts=8)
-    assert choose_engine(mixture)[0] == "llamacpp"
+@pytest.mark.parametrize(
+    ("changes", "engine", "why"),
+    [
+        ({}, "own", None),
+        ({"architecture": "Qwen3ForCausalLM"}, "vllm", "Qwen3ForCausalLM"),
+        ({"architecture": "qwen3", "source": "gguf"}, "llamacpp", "qwen3"),
+        ({"experts": 8}, "vllm", "mixtures of experts"),
+        ({"kv_layers": (LayerCache("window", 384, 3, window=64),)}, "vllm",
+         "layers with a sliding window"),
+        ({"quantisation": "gptq 4-bit"}, "vllm", "gptq 4-bit"),
+        ({"tensors": (TensorFact("w", "F8_E4M3", (1,), 1),)}, "vllm", "weights stored as F8_E4M3"),
+        ({"architecture": "llama", "source": "gguf", "quantisation": "Q4_K",
+          "tensors": (TensorFact("w", "Q4_K", (256,), 144),)},
+         "llamacpp", "weights stored as Q4_K"),
+        ({"architecture": "llama", "source": "gguf", "quantisation": "Q4_1",
+          "tensors": (TensorFact("w", "Q4_1", (32,), 20),)}, "own", None),
+    ],
+)  # fmt: skip
+def test_the_engine_that_is_meant(changes: dict[str, Any], engine: str, why: str | None) -> None:
+    reason = None if why is None else f"wager's own engine does not run {why}"
+    assert choose_engine(model(**changes)) == (engine, reason)

@@ -51,7 +51,7 @@ def test_nvidia_smi_lines() -> None:
         143771 * MIB, 143000 * MIB, "NVIDIA H200"
     )
     two = parse_smi(["NVIDIA A100-SXM4-80GB, 81920, 81000", "Tesla T4, 15360, 15000"])
-    assert two == Memory(15360 * MIB, 15000 * MIB, "Tesla T4, the smallest of 2 GPUs")
+    assert two == Memory(15360 * MIB, 15000 * MIB, "Tesla T4, the smallest of 2 GPUs", 2)
     with pytest.raises(ConfigError, match="which holds no size; give --memory"):
         parse_smi(["NVIDIA GB10, [N/A], [N/A]"])
 

@@ -65,6 +65,8 @@ def test_a_gpu_is_found(tiny_path: Path, tmp_path: Path, capsys: Capture) -> Non
     assert (found["setting"]["device"], found["setting"]["memory"]) == ("gpu", 23034 << 20)
     assert found["setting"]["memory_what"] == "NVIDIA L4"
     assert found["setting"]["utilization"] == 0.92
+    two = fit(capsys, str(tiny_path), "--engine", "vllm", "-tp", "2")
+    assert two["notes"][-1] == "this machine has 1 GPU(s), not 2"
     assert fit(capsys, str(tiny_path), "--engine", "vllm", "--device", "cpu")["setting"][
         "device"
     ] == "cpu"  # fmt: skip

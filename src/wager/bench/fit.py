@@ -15,6 +15,8 @@ from wager.bench.fit_memory import Drafter, Engine, Kind, Part, Setting, total
 from wager.engine.memory import DEFAULT_KV_BYTES
 from wager.errors import ConfigError
 from wager.models.facts import KV_BITS, ModelFacts
+from wager.models.gguf_file import BLOCKS
+from wager.models.safetensors_file import READABLE
 
 # Methods without a model, and the draft length that engines give them when none is asked for.
 FREE_METHODS: Final = {
@@ -35,7 +37,6 @@ _KV_OF: Final = {
 }
 _WIDTHS: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
 _PACKED: Final = {"f32": 4.0, "int8": 34 / 32}
-_OWN_TYPES: Final = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +134,30 @@ def is_method(draft: str) -> bool:
 
 def choose_engine(target: ModelFacts) -> tuple[str, str | None]:
     """The engine that is meant when none is named, and why if it is not wager's own."""
-    llama = target.architecture in ("llama", "LlamaForCausalLM", "MistralForCausalLM")
-    if llama and target.experts is None and not target.speculative:
+    why = _not_own(target)
+    if why is None:
         return "own", None
-    if target.source == "gguf" or target.name.endswith(".gguf"):
-        return "llamacpp", f"wager's own engine does not run {target.architecture}"
-    return "vllm", f"wager's own engine does not run {target.architecture}"
+    return "llamacpp" if is_gguf(target) else "vllm", f"wager's own engine does not run {why}"
+
+
+def is_gguf(target: ModelFacts) -> bool:
+    """Whether the model is stored as GGUF."""
+    return target.source == "gguf" or target.name.endswith(".gguf")
+
+
+def _not_own(target: ModelFacts) -> str | None:
+    """What keeps wager's own engine from running a model; None where it does."""
+    if target.architecture not in ("llama", "LlamaForCausalLM", "MistralForCausalLM"):
+        return target.architecture
+    if target.experts is not None:
+        return "mixtures of experts"
+    if any(layer.kind != "full" or layer.latent for layer in target.kv_layers):
+        return "layers with a sliding window"
+    types = BLOCKS if is_gguf(target) else READABLE
+    other = next((t.dtype for t in target.tensors if t.dtype not in types), None)
+    if other is not None:
+        return f"weights stored as {other}"
+    return None if is_gguf(target) or target.quantisation is None else target.quantisation
 
 
 def kv_dtype(engine: str, asked: str, target: ModelFacts, width: float | None) -> str:
@@ -171,7 +190,7 @@ def weight_width(engine: str, asked: str, target: ModelFacts) -> tuple[float | N
         return None, target.dtype
     if engine == "own":
         if name == "auto":
-            plain = target.quantisation is None and target.dtype in _OWN_TYPES
+            plain = target.quantisation is None and target.dtype in READABLE
             name = "f32" if plain else "int8"
         if name not in _PACKED:
             raise ConfigError(f"dtype: {asked!r} is none of wager's own; it has: auto, f32, int8")

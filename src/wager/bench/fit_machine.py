@@ -26,12 +26,13 @@ _SMI_SECONDS: Final = 10.0
 class Memory:
     """Bytes of one device; ``free`` is what nobody uses now, None where that is not known.
 
-    ``what`` names the device for people.
+    ``what`` names the device for people; ``devices`` is how many there are, of this size or larger.
     """
 
     total: int
     free: int | None
     what: str
+    devices: int = 1
 
 
 def parse_size(text: str, option: str) -> int:
@@ -95,7 +96,7 @@ def parse_smi(lines: list[str]) -> Memory:
     if len(found) == 1:
         return smallest
     what = f"{smallest.what}, the smallest of {len(found)} GPUs"
-    return Memory(smallest.total, smallest.free, what)
+    return Memory(smallest.total, smallest.free, what, len(found))
 
 
 def _meminfo() -> dict[str, int]:

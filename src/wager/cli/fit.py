@@ -132,25 +132,24 @@ def fit(
         found.notes.insert(0, f"reckoned for {chosen}: {why}")
     if max_model_len is not None and max_model_len > target.max_context:
         found.notes.append(f"the model's own longest context is {target.max_context:,} tokens")
+    if where == "gpu" and tensor_parallel_size > size.devices and given is None:
+        found.notes.append(f"this machine has {size.devices} GPU(s), not {tensor_parallel_size}")
     _show(found, as_json)
 
 
 def _check_engine(
     engine: str, target: ModelFacts, named: str | None, tp: int, utilization: float | None
 ) -> None:
-    from wager.bench.fit import choose_engine
+    from wager.bench.fit import choose_engine, is_gguf
 
-    gguf = target.source == "gguf" or target.name.endswith(".gguf")
-    if engine == "llamacpp" and not gguf:
+    if engine == "llamacpp" and not is_gguf(target):
         raise ConfigError(
             f"engine: llama.cpp runs GGUF files, and {target.name} is none; name its GGUF file "
             "(org/name:Q4_K_M on the hub)"
         )
-    if named == "own" and choose_engine(target)[0] != "own":
-        raise ConfigError(
-            f"engine: wager's own engine does not run {target.architecture}; take --engine "
-            f"{'llamacpp' if gguf else 'vllm'}"
-        )
+    other, why = choose_engine(target)
+    if named == "own" and why is not None:
+        raise ConfigError(f"engine: {why}; take --engine {other}")
     if target.speculative is not None:
         raise ConfigError(
             f"{target.name}: is a draft head ({target.speculative['kind']}), which writes nothing "
