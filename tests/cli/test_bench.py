@@ -272,6 +272,10 @@ def test_prompts_of_a_file(tiny_path: Path, tmp_path: Path, capsys: Capture) -> 
         (["--engine", "url", "--url", "http://localhost", "--threads", "2"], "threads"),
         (["--engine", "vllm", "--engine-args", "'"], "engine-args"),
         (["--engine", "vllm", "--start-timeout", "0"], "start-timeout"),
+        (["--start-timeout", "9"], "start-timeout"),
+        (["--request-timeout", "9"], "request-timeout"),
+        (["--engine", "vllm", "--kv-memory", "2"], "kv-memory"),
+        (["--engine", "url", "--kv-memory", "2GB"], "kv-memory"),
         (["--run-dir", "/proc/nothing"], "run-dir"),
     ],
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 import threading
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from wager.cli import bench_engine, options
 from wager.cli import bench_options as of
-from wager.cli import options
+from wager.cli.bench_engine import OWN
 from wager.cli.status import INTERRUPTED
 from wager.errors import ConfigError
 
@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from wager.bench.run import Run
     from wager.bench.sources import Wanted
     from wager.bench.summary import Target
-    from wager.external.server import ServerBackend
-    from wager.external.url import UrlBackend
 
 DEMO_PROMPTS = 8
 DEMO_TOKENS = 128
-OWN = "own"
 
 
 def bench(
@@ -57,8 +54,9 @@ def bench(
     engine_command: of.EngineCommand = None,
     engine_program: of.EngineProgram = None,
     engine_args: of.EngineArgs = None,
-    start_timeout: of.StartTimeout = 900.0,
-    request_timeout: of.RequestTimeout = 900.0,
+    kv_memory: of.KvMemory = None,
+    start_timeout: of.StartTimeout = None,
+    request_timeout: of.RequestTimeout = None,
     url: of.Url = None,
     url_off: of.UrlOff = None,
     url_on: of.UrlOn = None,
@@ -76,7 +74,7 @@ def bench(
     given = dict(locals())
     if engine not in of.ENGINES:
         raise ConfigError(f"engine: must be one of {', '.join(of.ENGINES)}; got {engine!r}")
-    _refuse_foreign(engine, given)
+    bench_engine.refuse_foreign(engine, given)
     if suite is not None:
         from wager.bench.suites import settle
 
@@ -91,29 +89,6 @@ def bench(
             _measure_own(job, given)
         else:
             _measure_other(job, given)
-
-
-_OWN_ONLY = {"weights": "auto", "kv": "auto", "ops": "auto"}
-_OTHER_ONLY = ("engine_command", "engine_program", "engine_args")
-_URL_ONLY = ("url", "url_off", "url_on", "request_off", "request_on", "metrics_url")
-
-
-def _refuse_foreign(engine: str, given: dict[str, Any]) -> None:
-    """An option that the chosen engine would not hear of is refused rather than ignored."""
-    for name, default in _OWN_ONLY.items():
-        if engine != OWN and given[name] != default:
-            raise ConfigError(f"{name}: is for wager's own engine; use --engine-args for {engine}")
-    for name in _OTHER_ONLY:
-        if engine in (OWN, "url") and given[name] is not None:
-            raise ConfigError(f"{name.replace('_', '-')}: is for engines that are started")
-    for name in _URL_ONLY:
-        if engine != "url" and given[name] is not None:
-            raise ConfigError(f"{name.replace('_', '-')}: is for --engine url")
-    if engine == "url":
-        for name in ("threads", "max_model_len"):
-            if given[name] is not None:
-                option = name.replace("_", "-")
-                raise ConfigError(f"{option}: a server that runs already cannot be given options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +138,7 @@ def _job(given: dict[str, Any]) -> _Job:
         if given[name] is not None and given[name] < 1:
             raise ConfigError(f"{name.replace('_', '-')}: must be at least 1, got {given[name]}")
     for name in ("start_timeout", "request_timeout"):
-        if not given[name] > 0.0:
+        if given[name] is not None and not given[name] > 0.0:
             raise ConfigError(f"{name.replace('_', '-')}: must be above 0, got {given[name]:g}")
     if given["identity"] is not None and given["identity"] < 0:
         raise ConfigError(f"identity: must be at least 0, got {given['identity']}")
@@ -214,8 +189,7 @@ def _measure_own(job: _Job, given: dict[str, Any]) -> None:
     from wager.bench.summary import Target
 
     most = max((load.clients or 0 for load in job.wanted.loads), default=1)
-    names = ("weights", "kv", "threads", "max_model_len", "ops")
-    settings = {name: given[name] for name in names}
+    settings = bench_engine.settings(OWN, given)
     config = options.engine_config(**settings, **({"max_num_seqs": most} if most else {}))
     for arm in job.arms:
         check_arm(arm)
@@ -239,73 +213,16 @@ def _measure_own(job: _Job, given: dict[str, Any]) -> None:
 def _measure_other(job: _Job, given: dict[str, Any]) -> None:
     from wager.bench.summary import Target
 
-    backend = _open(job, given)
-    names = ("threads", "max_model_len", *_OTHER_ONLY, *_URL_ONLY)
-    settings = {name: given[name] for name in names}
+    logs = None if job.run_dir is None else job.run_dir / "logs"
+    settings = bench_engine.settings(job.engine, given)
+    backend = bench_engine.open_engine(job.engine, job.model, job.wanted.loads, logs, given)
     try:
-        plan = job.plan(lambda: _vocab_size(job), settings, backend.fresh_start_is_cheap)
+        plan = job.plan(
+            lambda: bench_engine.vocab_size(job.model), settings, backend.fresh_start_is_cheap
+        )
         _measure(job, backend, plan, lambda: Target(model="" if job.model == "-" else job.model))
     finally:
         backend.close()
-
-
-def _vocab_size(job: _Job) -> int:
-    """Needed for random token ids only; of a server that runs already it is not known."""
-    from wager.errors import ModelError
-    from wager.models.facts import read_facts
-
-    try:
-        return read_facts(job.model, tokenizer=False).vocab_size
-    except ModelError as error:
-        raise ConfigError(
-            "workload: random needs the size of the vocabulary, and the model tells none "
-            f"({error}); leave it out, or name the model by its file or directory"
-        ) from error
-
-
-def _open(job: _Job, given: dict[str, Any]) -> ServerBackend | UrlBackend:
-    if job.engine == "url":
-        from wager.external.url import UrlBackend, UrlOptions
-
-        def body(name: str) -> dict[str, Any]:
-            text = given[name]
-            option = name.replace("_", "-")
-            return {} if text is None else of.json_object(option, text, '{"speculative": false}')
-
-        return UrlBackend(
-            UrlOptions(
-                url=given["url"],
-                url_off=given["url_off"],
-                url_on=given["url_on"],
-                request_off=body("request_off"),
-                request_on=body("request_on"),
-                model=None if job.model == "-" else job.model,
-                api_key=given["api_key"],
-                metrics_url=given["metrics_url"],
-                request_timeout_s=given["request_timeout"],
-            )
-        )
-    from wager.external.engines import open_backend
-    from wager.external.server import ServerOptions
-
-    try:
-        arguments = tuple(shlex.split(given["engine_args"] or ""))
-    except ValueError as error:
-        raise ConfigError(f"engine-args: {error}") from error
-    most = max((load.clients or 0 for load in job.wanted.loads), default=0)
-    made = ServerOptions(
-        engine_command=given["engine_command"],
-        program=given["engine_program"],
-        arguments=arguments,
-        measuring=True,
-        max_model_len=given["max_model_len"],
-        max_clients=most or None,
-        threads=given["threads"],
-        start_timeout_s=given["start_timeout"],
-        request_timeout_s=given["request_timeout"],
-        log_dir=None if job.run_dir is None else job.run_dir / "logs",
-    )
-    return open_backend(job.engine, job.model, made)
 
 
 def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Target]) -> None:

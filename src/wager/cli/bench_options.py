@@ -108,15 +108,20 @@ EngineArgs = Annotated[
     typer.Option("--engine-args", metavar="ARGS", show_default=False, rich_help_panel=OTHER,
                  help="More arguments for the engine, in every arm."),
 ]  # fmt: skip
+KvMemory = Annotated[
+    str | None,
+    typer.Option("--kv-memory", metavar="SIZE", show_default=False, rich_help_panel=OTHER,
+                 help="Memory for keys and values, e.g. 2GB."),
+]  # fmt: skip
 StartTimeout = Annotated[
-    float,
-    typer.Option("--start-timeout", metavar="SECONDS", rich_help_panel=OTHER,
-                 help="How long an engine may take until it is ready."),
+    float | None,
+    typer.Option("--start-timeout", metavar="SECONDS", show_default=False, rich_help_panel=OTHER,
+                 help="How long an engine may take until it is ready. Default: 900."),
 ]  # fmt: skip
 RequestTimeout = Annotated[
-    float,
-    typer.Option("--request-timeout", metavar="SECONDS", rich_help_panel=OTHER,
-                 help="How long one request may take."),
+    float | None,
+    typer.Option("--request-timeout", metavar="SECONDS", show_default=False,
+                 rich_help_panel=OTHER, help="How long one request may take. Default: 900."),
 ]  # fmt: skip
 Url = Annotated[
     str | None,

@@ -1,0 +1,165 @@
+"""Cells of engines that tell less than our own, and advice, from scripted answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from tests.bench.scripted import reply, silent
+from tests.bench.test_results import SCHEMA, arm_result, cell_of, report, strict, valid
+from wager.backend import Counters
+from wager.bench.figures import advice
+from wager.bench.identity import Identity
+from wager.bench.results import Cell, StartUp
+from wager.bench.verdicts import OverLoads
+
+
+def test_nothing_drafted_is_not_active_and_gets_no_verdict() -> None:
+    """An arm that never drafted was plain decoding, whatever its times were."""
+    plain = [[reply(f"p{i}", total=2.0, drafts=[(0, 0)] * 3)] for i in range(6)]
+    spec = [[reply(f"p{i}", total=1.0, drafts=[(0, 0)] * 3)] for i in range(6)]
+    found = cell_of(plain, spec)
+    assert (found.active, found.status, found.verdict) == (False, "NOT ACTIVE", None)
+    assert "not one token was drafted" in found.reason
+    valid(found)
+    server = cell_of(plain, [[silent(a[0])] for a in spec], counted=Counters(drafted=0, drafts=0))
+    assert (server.active, server.status, server.verdict) == (False, "NOT ACTIVE", None)
+    assert server.acceptance_rate is None
+    # Not known is not the same as nothing.
+    unknown = cell_of(plain, [[silent(a[0])] for a in spec])
+    assert (unknown.active, unknown.status, unknown.verdict) == (None, "measured", "use")
+
+
+def test_server_counters_stand_in_for_the_counts_of_requests() -> None:
+    counted = Counters(
+        drafts=40, drafted=160, accepted=100, accepted_at=(36, 28, 20, 16), generated=200
+    )
+    found = cell_of([[reply("a")]], [[silent(reply("a"))]], counted=counted)
+    assert found.draft_figures_from == "server"
+    assert (found.drafted, found.accepted, found.acceptance_rate) == (160, 100, 100 / 160)
+    # 200 tokens less 100 accepted ones were committed by as many steps of a request.
+    assert found.tokens_per_step == 2.0
+    assert found.coverage == 0.4
+    assert found.acceptance_length == 1 + 100 / 40
+    assert found.acceptance_by_position_unconditional == [0.9, 0.7, 0.5, 0.4]
+    conditional = found.acceptance_by_position_conditional
+    assert conditional == pytest.approx([0.9, 0.7 / 0.9, 0.5 / 0.7, 0.8])
+    assert found.tokens_per_step_mean_of_requests is None
+    assert found.acceptance_rate_mean_of_requests is None
+    valid(found)
+
+
+def test_a_server_that_contradicts_itself_gives_no_conditional_shares() -> None:
+    counted = Counters(drafts=10, drafted=40, accepted=12, accepted_at=(4, 8))
+    found = cell_of([[reply("a")]], [[silent(reply("a"))]], counted=counted)
+    assert found.acceptance_by_position_conditional is None
+    valid(found)
+
+
+def test_pooled_and_mean_of_requests_of_a_scripted_trace() -> None:
+    """10 steps of 5 tokens and 100 steps of 2: 2.27 pooled, 3.5 as the mean of the requests."""
+    plain = [[reply("a", range(50))], [reply("b", range(200))]]
+    spec = [
+        [reply("a", range(50), drafts=[(4, 4)] * 10)],
+        [reply("b", range(200), drafts=[(1, 1)] * 100)],
+    ]
+    found = cell_of(plain, spec)
+    assert found.tokens_per_step == 250 / 110
+    assert found.tokens_per_step_mean_of_requests == 3.5
+
+
+def test_failed_replies_are_counted_and_in_no_figure() -> None:
+    bad = replace(reply("b", total=99.0), error="gone")
+    found = cell_of([[reply("a")], [reply("b")]], [[reply("a")], [bad]])
+    assert (found.outputs, found.errors.plain, found.errors.spec) == (1, 0, 1)
+    assert found.notes == ["failed: gone"]
+    assert found.speedup == 1.0
+    nothing = cell_of([[reply("b")]], [[bad]])
+    assert (nothing.outputs, nothing.speedup, nothing.verdict) == (0, None, None)
+    assert nothing.requests == []
+    valid(found, nothing)
+
+
+def test_sampled_replies_of_another_engine_are_not_compared() -> None:
+    other = [[reply("a", tokens=[1, 2, 4])]]
+    sampled = cell_of([[reply("a")]], other, engine="vllm", temperature=0.7)
+    assert (sampled.identical, sampled.identity.compared) == (None, 0)
+    assert sampled.requests[0].identical is None
+    greedy = cell_of([[reply("a")]], other, engine="vllm")
+    assert (greedy.identical, greedy.identity.compared) == (0, 1)
+    own = cell_of([[reply("a")]], other, temperature=0.7)
+    assert (own.identical, own.requests[0].identical) == (0, False)
+    valid(sampled, greedy)
+
+
+def test_text_is_compared_where_no_ids_are_told() -> None:
+    spec = [[silent(reply("a", text="so"))]]
+    found = cell_of([[reply("a", text="so")]], spec, engine="vllm")
+    assert (found.identical, found.identity.unit, found.loops) == (1, "text", None)
+    valid(found)
+
+
+def test_throughput_at_a_rate_is_of_the_wall_clock() -> None:
+    answers = [[reply("a", range(8))], [reply("b", range(12))]]
+    found = cell_of(answers, answers, None, rate=2.0, seconds=4.0)
+    assert (found.clients, found.rate, found.plain_tok_s) == (None, 2.0, 5.0)
+    valid(found)
+
+
+def test_a_reply_of_unknown_length_has_no_speed_up() -> None:
+    unknown = replace(reply("a"), tokens=None, token_ids=None)
+    found = cell_of([[reply("a")]], [[unknown]], engine="url")
+    assert (found.speedup, found.requests[0].tokens) == (None, None)
+    valid(found)
+
+
+def test_doubts_about_replies_are_told_once() -> None:
+    doubtful = replace(reply("a"), notes=["odd timings"])
+    found = cell_of([[reply("a"), reply("a")]], [[doubtful, replace(doubtful)]])
+    assert found.notes == ["odd timings (2 replies)"]
+    valid(found)
+
+
+def test_advice_is_given_per_workload_and_arm() -> None:
+    def times(speed: float, clients: int) -> Cell:
+        plain = [[reply(f"p{i}", total=t)] for i, t in enumerate([2.0, 2.2, 1.8, 2.1, 1.9])]
+        drafts = [(8, 7)]
+        spec = [[replace(a[0], total_s=a[0].total_s / speed)] for a in plain]
+        spec = [[replace(a[0], counts=reply("x", drafts=drafts).counts)] for a in spec]
+        return cell_of(plain, spec, clients)
+
+    cells = [times(2.0, 1), times(1.5, 4), times(0.8, 8)]
+    (found,) = advice(cells)
+    assert (found.verdict, found.below) == ("use below 8 clients", 8)
+    assert found.reason.startswith("0.80x at 8 clients: ")
+    valid(*cells)
+
+
+def test_the_schema_takes_every_form_of_advice() -> None:
+    for verdict in ("use", "use below 8 clients", "use below 0.5 requests/s", "no difference",
+                    "do not use", None):  # fmt: skip
+        found = report(verdicts=[OverLoads("w", "a", verdict, None, "why")])
+        jsonschema.validate(strict(found.to_json()), SCHEMA, cls=jsonschema.Draft202012Validator)
+    wrong = strict(report(verdicts=[OverLoads("w", "a", "use below", None, "why")]).to_json())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, SCHEMA)
+
+
+def test_an_arm_of_another_engine_is_in_the_contract() -> None:
+    arm = arm_result(
+        command=["serve", "--port", "1"],
+        version="0.32",
+        effective={"k": 4, "nested": {"a": None}},
+        startup_s=StartUp(cold=60.0, warm=20.0, any=30.0),
+        kv_tokens=1000,
+        kv_share_lost=-0.1,
+        identity=Identity(0, 0, None, [], None),
+        warnings=["async scheduling is off"],
+        error="ended",
+    )
+    found = report(engine="vllm", weights=None, kv=None, threads=None, complete=False, arms=[arm])
+    machine = {**found.machine, "isa": None}
+    text = replace(found, machine=machine).to_json()
+    jsonschema.validate(strict(text), SCHEMA, cls=jsonschema.Draft202012Validator)
