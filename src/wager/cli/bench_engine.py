@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 OWN: Final = "own"
 _OWN_ONLY: Final = {"weights": "auto", "kv": "auto", "ops": "auto"}
-_OTHER_ONLY: Final = (
-    "engine_command",
-    "engine_program",
-    "engine_args",
-    "kv_memory",
-    "start_timeout",
-)
+_STARTED_ONLY: Final = ("engine_command", "engine_program", "engine_args", "kv_memory")
 _URL_ONLY: Final = ("url", "url_off", "url_on", "request_off", "request_on", "metrics_url")
 
 
