@@ -10,7 +10,7 @@ from typing import Final
 from wager.backend import Load, Prompt
 from wager.bench.datasets import load_dataset
 from wager.bench.plan import PlannedCell
-from wager.bench.workloads import DEFAULT_PROMPTS, RECIPES, prompts
+from wager.bench.workloads import DEFAULT_PROMPTS, RECIPES, chosen, prompts
 from wager.errors import ConfigError
 
 IDENTITY_PROMPTS: Final = 12
@@ -44,16 +44,12 @@ class Drawn:
 
 def check(names: Sequence[str]) -> None:
     """Raise ConfigError for a workload that is neither known nor a file, or is named twice."""
-    if not names:
-        raise ConfigError(f"workload: name at least one of {', '.join(RECIPES)}, or a file")
-    for index, name in enumerate(names):
-        if name not in RECIPES and not _is_file(name):
-            raise ConfigError(
-                f"workload: {name!r} is unknown; there are: {', '.join(RECIPES)}, "
-                "or the path of a file of prompts"
-            )
-        if name in names[:index]:
-            raise ConfigError(f"workload: {name!r} is named twice")
+    files = [name for name in names if name not in RECIPES and _is_file(name)]
+    if repeated := next((name for name in files if files.count(name) > 1), None):
+        raise ConfigError(f"workload: {repeated!r} is named twice")
+    known = [name for name in names if name not in files]
+    if known or not files:
+        chosen(known)
 
 
 def draw(

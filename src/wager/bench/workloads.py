@@ -170,7 +170,10 @@ def chosen(names: Sequence[str]) -> list[Recipe]:
         raise ConfigError(f"workload: name at least one of {', '.join(RECIPES)}")
     for index, name in enumerate(names):
         if name not in RECIPES:
-            raise ConfigError(f"workload: {name!r} is unknown; there are: {', '.join(RECIPES)}")
+            raise ConfigError(
+                f"workload: {name!r} is unknown; there are: {', '.join(RECIPES)}, or the path of a "
+                "file of prompts"
+            )
         if name in names[:index]:
             raise ConfigError(f"workload: {name!r} is named twice")
     return [RECIPES[name] for name in names]
