@@ -148,6 +148,22 @@ def test_demo_says_that_it_is_a_quick_look(tmp_path: Path, capsys: Capture) -> N
     assert "fewer than 16 prompts" in printed
 
 
+def test_a_run_that_fails_later_shows_what_it_had(
+    tiny_path: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """The second workload does not fit into the context; the first was measured."""
+    prompts, file = tmp_path / "long.jsonl", tmp_path / "out.json"
+    prompts.write_text(json.dumps({"prompt": "word " * 600}) + "\n")
+    arguments = [*QUICK[2:], "--workload", f"random,{prompts}", "--json", str(file)]
+    assert main(["bench", str(tiny_path), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert "INTERRUPTED" in printed.out
+    assert [x.split()[0] for x in printed.out.splitlines() if x.startswith("random  ")]
+    assert "wager: error: long-1: prompt: " in printed.err
+    assert "go on with --resume" in printed.err
+    assert not file.exists()
+
+
 def test_an_interrupted_run_goes_on_where_it_was(
     tiny_path: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from wager.cli import bench_engine, options
 from wager.cli import bench_options as of
 from wager.cli.bench_engine import OWN
 from wager.cli.status import INTERRUPTED
-from wager.errors import ConfigError
+from wager.errors import ConfigError, WagerError
 
 if TYPE_CHECKING:
     from wager.backend import Backend
@@ -239,26 +239,26 @@ def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Targe
     deadline = None if job.time_limit is None else time.monotonic() + job.time_limit
     path = journal_path(job.json_file, job.run_dir)
     book = nullcontext() if path is None else Journal(path, plan.digest(), resume=job.resume)
-    interrupted = False
+    ended: BaseException | None = None
     with book as journal, Progress(sys.stderr) as progress:
         try:
             known = target()
             Executor(backend, run, journal, deadline, progress).execute()
-        except KeyboardInterrupt:
-            interrupted = True
-    if interrupted:
+        except (KeyboardInterrupt, WagerError) as error:
+            ended = error
+    if ended is not None:
         _say_how_to_go_on(path, run)
         if not run.cells():
-            raise KeyboardInterrupt
+            raise ended
     found = summarise(run, known)
     console = report.console(color=job.color)
     if job.suite is not None:
-        suites_report.show(console, run, found, interrupted=interrupted)
+        suites_report.show(console, run, found, interrupted=ended is not None)
     else:
-        report.show(console, found, plan, interrupted=interrupted)
-    if interrupted:
-        # What is written must be complete, so an interrupted run is only printed.
-        raise typer.Exit(INTERRUPTED)
+        report.show(console, found, plan, interrupted=ended is not None)
+    if ended is not None:
+        # What is written must be complete, so an interrupted or failed run is only printed.
+        raise typer.Exit(INTERRUPTED) if isinstance(ended, KeyboardInterrupt) else ended
     if job.json_file is not None:
         write(found, job.json_file)
     if journal is not None and run.complete and job.run_dir is None:
