@@ -39,7 +39,6 @@ class Finished:
 
     parts: dict[PartKey, PartRecord] = field(default_factory=dict)
     started: dict[int, Started] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -91,10 +90,6 @@ class Journal:
         self._empty = False
         self._write({"part": list(key), **asdict(record)})
 
-    def failed(self, arm: str, error: str) -> None:
-        """An arm cannot be measured."""
-        self._write({"arm": arm, "failed": error})
-
     def remove(self) -> None:
         """The run is complete and its report is written."""
         self._file.close()
@@ -139,10 +134,8 @@ class Journal:
                 _counters(record["counted"]),
                 record["seconds"],
             )
-        elif "started" in record:
-            self.finished.started[record["block"]] = Started(**record["started"])
         else:
-            self.finished.failed[record["arm"]] = record["failed"]
+            self.finished.started[record["block"]] = Started(**record["started"])
 
 
 def journal_path(json_file: Path | None, run_dir: Path | None) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -69,12 +70,34 @@ class Run:
 
 
 @dataclass(slots=True)
+class _Tally:
+    """Requests of timed parts, by what is shown as one part, and in all."""
+
+    total: Counter[object] = field(default_factory=Counter)
+    done: Counter[object] = field(default_factory=Counter)
+    in_all: int = 0
+    done_in_all: int = 0
+
+    def expect(self, shown: object, part: Part) -> None:
+        """A part belongs to the run."""
+        if part.cell is not None:
+            self.total[shown] += len(part.prompts)
+            self.in_all += len(part.prompts)
+
+    def finish(self, shown: object, part: Part) -> None:
+        """A part is finished."""
+        if part.cell is not None:
+            self.done[shown] += len(part.prompts)
+            self.done_in_all += len(part.prompts)
+
+
+@dataclass(slots=True)
 class Executor:
     """Runs the blocks of a plan on a backend.
 
     ``deadline`` is a value of time.monotonic(): the part that runs then is the last one. What an
     earlier run had finished (``journal``) is taken in and not measured again; an arm whose server
-    does not start is given up, the others go on.
+    does not start, or dies, is given up for this run, and the others go on.
     """
 
     backend: Backend
@@ -84,6 +107,7 @@ class Executor:
     progress: Progress = lambda event: None
     _blocks: list[Block] = field(default_factory=list)
     _done: dict[PartKey, PartRecord] = field(default_factory=dict)
+    _tally: _Tally = field(default_factory=_Tally)
 
     def execute(self) -> None:
         """Measure what is missing; on any exception `run` holds what was finished."""
@@ -94,6 +118,7 @@ class Executor:
         self._blocks = schedule(plan, self.backend.fresh_start_is_cheap)
         if self.journal is not None:
             self._restore(self.journal)
+        self._tally = self._counted()
         for number, block in enumerate(self._blocks):
             if block.arm.name in self.run.failed or not self._missing(number):
                 continue
@@ -108,7 +133,6 @@ class Executor:
 
     def _restore(self, journal: Journal) -> None:
         finished = journal.finished
-        self.run.failed.update(finished.failed)
         for number, started in finished.started.items():
             self.run.started.setdefault(self._blocks[number].arm.name, []).append(started)
         for key, record in sorted(finished.parts.items()):
@@ -176,8 +200,7 @@ class Executor:
         self.run.failed[arm.name] = str(error)
         if arm.name == PLAIN or len(self.run.failed) == len(self.run.plan.arms) - 1:
             raise error
-        if self.journal is not None:
-            self.journal.failed(arm.name, str(error))
+        self._tally = self._counted()
 
     def _part(self, key: PartKey, arm: Arm, part: Part) -> None:
         before = self.backend.counters()
@@ -197,27 +220,38 @@ class Executor:
             if self.journal is not None:
                 self.journal.part(key, record)
             self.run.take(arm, part, record)
+            self._tally.finish(self._shown_as(key, part), part)
+
+    def _counted(self) -> _Tally:
+        """Requests asked for and finished, without the arms that were given up."""
+        tally = _Tally()
+        for number, block in enumerate(self._blocks):
+            for index, part in enumerate(block.parts):
+                if block.arm.name not in self.run.failed:
+                    shown = self._shown_as((number, index), part)
+                    tally.expect(shown, part)
+                    if (number, index) in self._done:
+                        tally.finish(shown, part)
+        return tally
+
+    def _shown_as(self, key: PartKey, part: Part) -> object:
+        """Parts shown as one; on a server of its own each is long enough to stand alone."""
+        return part.cell if self.backend.fresh_start_is_cheap else key
 
     def _tell(self, key: PartKey, part: Part, answered: int) -> None:
         if part.cell is None:
             return
-        done, total, all_done, in_all = 0, 0, 0, 0
-        cheap = self.backend.fresh_start_is_cheap
-        for number, block in enumerate(self._blocks):
-            for index, other in enumerate(block.parts):
-                if other.cell is None or block.arm.name in self.run.failed:
-                    continue
-                size = len(other.prompts)
-                finished = (
-                    answered if (number, index) == key else size * ((number, index) in self._done)
-                )
-                in_all += size
-                all_done += finished
-                # On a server of its own a part is long enough to be shown alone.
-                if (other.cell == part.cell) if cheap else ((number, index) == key):
-                    total += size
-                    done += finished
-        self.progress(Event(self._name(key, part), done, total, all_done, in_all))
+        # Called between two steps of an engine in this process: nothing here may take long.
+        shown, tally = self._shown_as(key, part), self._tally
+        self.progress(
+            Event(
+                self._name(key, part),
+                tally.done[shown] + answered,
+                tally.total[shown],
+                tally.done_in_all + answered,
+                tally.in_all,
+            )
+        )
 
     def _name(self, key: PartKey, part: Part) -> str:
         planned = self.run.plan.cells[part.cell or 0]
