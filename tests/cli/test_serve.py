@@ -142,6 +142,24 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, model: str) -> None:
     assert not left_of(port)
 
 
+def test_a_signal_that_nohup_ignores_stays_ignored(model: str, llama: str) -> None:
+    port = free_port()
+    given = ("--engine", "llamacpp", model, "--engine-program", llama, "--port", str(port))
+    command = ["nohup", sys.executable, "-m", "wager", "serve", *given]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            lines_until(process, "drafting")
+            process.send_signal(signal.SIGHUP)
+            signal.sigtimedwait([], 0.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_the_engines_own_exit_status(tmp_path: Path, model: str, capsys: Capture) -> None:
     path = tmp_path / "llama-server"
     path.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 3\n")

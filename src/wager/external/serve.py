@@ -278,7 +278,9 @@ class Service:
             yield
             return
         numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-        before = {number: signal.signal(number, self._signalled) for number in numbers}
+        # What is ignored on purpose (nohup, a job in the background) stays so.
+        heeded = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._signalled) for number in heeded}
         try:
             yield
         finally:
