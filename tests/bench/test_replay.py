@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recipes import recipe
-from wager.arms import Arm, arm_of, parse_arms
+from wager.arms import arm_of, parse_arms
 from wager.bench.estimate import StepTable, step_table
 from wager.bench.logs_records import NOTES, BadLine, Recorded
-from wager.bench.replay import replay_config, replay_one, replayed
+from wager.bench.replay import replay_one, replayed
 from wager.bench.replay_report import Asked, notes, to_json
+from wager.bench.replay_rules import RULES
 from wager.bench.replay_tally import Tally
 from wager.bench.replay_tokens import Tokens, Vocabulary, open_vocabulary
 from wager.bench.statistics import paired_ratio
@@ -56,12 +57,12 @@ class Scripted:
 
 
 def run(
-    drafts: Sequence[Sequence[int]], answer: list[int], k: int, **more: Any
+    drafts: Sequence[Sequence[int]], answer: list[int], k: int, engine: str = "own", **more: Any
 ) -> tuple[DraftCounts, list[int], Scripted]:
     script = Scripted(drafts)
     options: dict[str, Any] = {"ended": False, "room": len(answer), "ends": frozenset()} | more
     tokens = Tokens(prompt=[1, 2], answer=answer, **options)
-    counts, tried = replay_one(GuardedDrafter(script, 1000), 5, tokens, k)
+    counts, tried = replay_one(GuardedDrafter(script, 1000), 5, tokens, k, RULES[engine])
     return counts, tried, script
 
 
@@ -122,7 +123,7 @@ def test_one_token_and_plain_decoding() -> None:
     assert (counts.steps, counts.drafted) == (1, 0)
     assert not script.told
     tokens = Tokens([1], [5, 6, 7], False, 3, frozenset())
-    assert replay_one(None, 1, tokens, 0) == (DraftCounts(steps=3, committed=3), [])
+    assert replay_one(None, 1, tokens, 0, RULES["own"]) == (DraftCounts(steps=3, committed=3), [])
 
 
 @pytest.fixture
@@ -228,30 +229,15 @@ def test_expected_speed_up_by_hand() -> None:
     assert three.extrapolated
 
 
-# Arms
-
-
-def test_arms_are_settings_of_the_engine() -> None:
-    (arm,) = parse_arms("ngram:k=4,min=2,max=5,match=earliest,cyclic=false")
-    assert replay_config(arm) == SpeculationConfig("ngram", 4, 2, 5, "earliest", False)
-    assert replay_config(Arm("plain")) is None
-
-
-@pytest.mark.parametrize(
-    ("arms", "says"),
-    [
-        ("draft_model:k=4", "with a model"),
-        ("eagle3:k=4", "with a model"),
-        ("draft-simple:k=4", "with a model"),
-        ("ngram-mod:k=4", r"llama\.cpp's own"),
-        ("guess:k=4", "not a drafting method"),
-        ("ngram", "num_speculative_tokens"),
-        ("ngram:k=4,size=3", "size"),
-    ],
-)
-def test_arms_that_do_not_follow_from_a_log(arms: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        replay_config(parse_arms(arms)[0])
+def test_engines_differ_at_the_end_of_an_answer() -> None:
+    ended: dict[str, Any] = {"ended": True, "room": None, "ends": frozenset({2})}
+    drafts, answer = [(6, 2, 7, 8)], [5, 6, 2]
+    found = {e: run(drafts, answer, 4, e, **ended)[0] for e in RULES}
+    assert {e: (c.drafted, c.accepted, c.committed) for e, c in found.items()} == {
+        "own": (2, 2, 3), "vllm": (4, 2, 3), "llamacpp": (4, 1, 3),
+    }  # fmt: skip
+    limits = {e: [q.limit for q in run([], [5, 6, 7], 8, e)[2].asked] for e in RULES}
+    assert limits == {"own": [1], "vllm": [8, 8], "llamacpp": [1]}
 
 
 # Whole replays
@@ -348,7 +334,7 @@ def test_counts_are_consistent(prompt: list[int], answer: list[int], k: int, end
     drafter = GuardedDrafter.create(config, 100)
     room = None if ended else len(answer)
     tokens = Tokens(prompt, answer, ended, room, frozenset({2}))
-    counts, tried = replay_one(drafter, 1, tokens, k)
+    counts, tried = replay_one(drafter, 1, tokens, k, RULES["own"])
     assert drafter.failures == 0
     assert counts.committed == len(answer)
     assert counts.accepted == sum(counts.accepted_at) <= counts.drafted == sum(counts.drafted_at)

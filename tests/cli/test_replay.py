@@ -91,6 +91,7 @@ def test_pairs_of_directories(
         (["nowhere.jsonl", "--clients", "0"], "clients: "),
         (["nowhere.jsonl", "--limit", "0"], "limit: "),
         (["nowhere.jsonl", "--arms", "eagle3:k=4"], "with a model"),
+        (["nowhere.jsonl", "--engine", "sglang"], "engine: "),
         (["nowhere.jsonl", "--json", "/nowhere/x.json"], "json: "),
     ],
 )

@@ -10,19 +10,18 @@ meets them in the order of the log.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from wager.arms import Arm
 from wager.bench.logs_records import BadLine, Entry, Recorded
+from wager.bench.replay_rules import Rule, Settings, rule, settings
 from wager.bench.replay_tally import Tally
 from wager.bench.replay_tokens import Tokens, Vocabulary
 from wager.config import SpeculationConfig
 from wager.drafters.base import DraftQuery
 from wager.engine.drafting import GuardedDrafter, cut_after_end
 from wager.errors import ConfigError, RequestError
-from wager.external.dialects import llamacpp_table, vllm_table
-from wager.registry import drafter_class, drafter_names
 from wager.types import NO_DRAFT, DraftCounts
 
 MAX_GROUPS: Final = 10_000
@@ -34,9 +33,13 @@ class ArmReplay:
     """One arm over all requests; ``failures`` counts requests that went on without a drafter."""
 
     arm: Arm
-    config: SpeculationConfig | None
+    settings: Settings
     drafter: GuardedDrafter | None
     groups: dict[str | None, Tally] = field(default_factory=dict)
+
+    @property
+    def config(self) -> SpeculationConfig | None:
+        return self.settings.config
 
     @property
     def failures(self) -> int:
@@ -70,6 +73,7 @@ class Replay:
 
     vocabulary: Vocabulary
     arms: list[ArmReplay]
+    rule: Rule
     requests: int = 0
     prompt_tokens: int = 0
     answer_tokens: int = 0
@@ -115,7 +119,8 @@ class Replay:
         for note in entry.notes:
             self.notes[note] = self.notes.get(note, 0) + 1
         for arm in self.arms:
-            counts, tried = replay_one(arm.drafter, self.requests, tokens, _k(arm.config))
+            k = 0 if arm.config is None else arm.config.num_speculative_tokens
+            counts, tried = replay_one(arm.drafter, self.requests, tokens, k, self.rule)
             arm.groups.setdefault(entry.group, Tally()).add(counts, tried)
 
     def _leave_out(self, bad: BadLine) -> None:
@@ -123,14 +128,16 @@ class Replay:
 
 
 def replay_one(
-    drafter: GuardedDrafter | None, number: int, tokens: Tokens, k: int
+    drafter: GuardedDrafter | None, number: int, tokens: Tokens, k: int, by_rule: Rule
 ) -> tuple[DraftCounts, list[int]]:
     """Counts of one request, and how often each draft position was tried. ``number`` names it.
 
     Without a drafter: plain decoding.
     """
     answer = tokens.answer
-    room = _NO_LIMIT if tokens.room is None else tokens.room
+    room = _NO_LIMIT
+    if tokens.room is not None and by_rule.within_room:
+        room = tokens.room
     counts, tried = DraftCounts(), [0] * k
     # The step that reads the prompt gives the first token, and never carries a draft.
     counts.record(0, 0, 1)
@@ -143,7 +150,9 @@ def replay_one(
             limit = min(k, room - at - 1)
             if limit > 0:
                 query = DraftQuery(number, len(tokens.prompt) + at, limit)
-                draft = cut_after_end(drafter.propose([query])[0], tokens.ends.__contains__)
+                draft = drafter.propose([query])[0]
+        if by_rule.cut_after_end:
+            draft = cut_after_end(draft, tokens.ends.__contains__)
         accepted = 0
         for proposed, token in zip(draft.tokens, answer[at : at + k], strict=False):
             tried[accepted] += 1
@@ -152,6 +161,8 @@ def replay_one(
             accepted += 1
         # An accepted token that ends the answer is the last: nothing follows from its row.
         committed = min(accepted + 1, len(answer) - at)
+        if accepted == committed and answer[-1] in tokens.ends and not by_rule.counts_end:
+            accepted -= 1
         counts.record(len(draft.tokens), accepted, committed)
         fresh = answer[at : at + committed]
         at += committed
@@ -160,42 +171,11 @@ def replay_one(
     return counts, tried
 
 
-def replayed(arms: Sequence[Arm], vocabulary: Vocabulary) -> Replay:
-    """A replay of these arms that is ready to run. Raises ConfigError."""
+def replayed(arms: Sequence[Arm], vocabulary: Vocabulary, engine: str = "own") -> Replay:
+    """A replay of these arms by an engine's rule, ready to run. Raises ConfigError."""
+    by_rule = rule(engine)
     made = []
-    for arm in arms:
-        config = replay_config(arm)
-        drafter = None
-        if config is not None:
-            drafter = GuardedDrafter.create(config, vocabulary.tokenizer.vocab_size)
-        made.append(ArmReplay(arm, config, drafter))
-    return Replay(vocabulary, made)
-
-
-def replay_config(arm: Arm) -> SpeculationConfig | None:
-    """The settings of an arm; None for plain decoding.
-
-    Raises ConfigError for a method whose drafts do not follow from recorded answers.
-    """
-    if arm.speculation is None:
-        return None
-    method = arm.speculation.method
-    known = llamacpp_table.TO_CANONICAL.get(method, method)
-    if known not in drafter_names():
-        if known in vllm_table.METHODS or known in vllm_table.MTP_ALIASES:
-            raise ConfigError(
-                f"arms: {method} drafts with a model or on an engine of its own, so what it would "
-                "propose does not follow from recorded answers; measure it with wager bench"
-            )
-        if known in llamacpp_table.METHODS:
-            raise ConfigError(
-                f"arms: {method} is llama.cpp's own lookup, whose rule is not replayed; there are: "
-                f"{', '.join(drafter_names())}"
-            )
-    # Names that nobody knows are refused here, with the list of those that exist.
-    drafter_class(known)
-    return SpeculationConfig.parse(replace(arm.speculation, method=known).config())
-
-
-def _k(config: SpeculationConfig | None) -> int:
-    return 0 if config is None else config.num_speculative_tokens
+    for arm, found in ((arm, settings(arm, engine)) for arm in arms):
+        drafter = found.guarded(vocabulary.tokenizer.vocab_size)
+        made.append(ArmReplay(arm, found, drafter))
+    return Replay(vocabulary, made, by_rule)

@@ -14,6 +14,7 @@ from rich.text import Text
 from wager.bench.estimate import KIND, StepTable
 from wager.bench.logs_records import NOTES
 from wager.bench.replay import ArmReplay, Replay
+from wager.bench.replay_rules import noted
 from wager.bench.replay_tally import SpeedUp, Tally
 from wager.bench.spelling import NA, number, percent
 
@@ -31,6 +32,7 @@ class Asked:
 
     source: str
     tokenizer: str
+    engine: str = "own"
     group: str | None = None
     steps: StepTable | None = None
     clients: tuple[int, ...] = ()
@@ -44,6 +46,7 @@ def to_json(replay: Replay, asked: Asked) -> str:
         "kind": REPLAYED,
         "source": asked.source,
         "tokenizer": asked.tokenizer,
+        "engine": asked.engine,
         "group": asked.group,
         "steps": _steps_json(asked.steps),
         "answers": replay.requests,
@@ -69,7 +72,7 @@ def _arm_json(arm: ArmReplay, asked: Asked) -> dict[str, Any]:
     groups = [] if asked.group is None else _by_size(arm)
     return {
         "arm": arm.arm.name,
-        "settings": None if arm.config is None else arm.config.describe(),
+        "settings": arm.settings.describe(),
         "drafter_failures": arm.failures,
         "total": _tally_json(arm.total, asked),
         "groups": [{"group": name, **_tally_json(tally, asked)} for name, tally in groups],
@@ -152,8 +155,8 @@ def header(replay: Replay, asked: Asked) -> list[str]:
     return [
         f"{asked.source}: {replay.requests} answers of {replay.answer_tokens} tokens to prompts of "
         f"{replay.prompt_tokens} ({shapes}); tokenizer {asked.tokenizer}",
-        "Replayed: what each drafter would have proposed, held against the recorded answers. "
-        "Nothing was run.",
+        f"Replayed by the rule of {replay.rule.name}: what each drafter would have proposed, held "
+        "against the recorded answers. Nothing was run.",
     ]
 
 
@@ -249,6 +252,7 @@ def notes(replay: Replay, asked: Asked) -> list[str]:
     out = [_left_out(reason, bad.count, bad.lines) for reason, bad in replay.bad.items()]
     out += [f"{n} {NOTES[key]}" for key, n in replay.notes.items()]
     out += _check_notes(replay)
+    out += noted([arm.settings for arm in replay.arms])
     for arm in replay.arms:
         if arm.config is not None and not arm.total.counts.drafted:
             out.append(f"{arm.arm.name} never proposed anything")

@@ -31,9 +31,15 @@ Tokenizer = Annotated[
                       "hub. No weights are read."),
 ]  # fmt: skip
 Arms = Annotated[
+    str | None,
+    typer.Option("--arms", metavar="LIST", show_default=False,
+                 help="Methods to replay, e.g. ngram:k=4,min=2,max=5. Default: two of n-gram."),
+]  # fmt: skip
+Engine = Annotated[
     str,
-    typer.Option("--arms", metavar="LIST",
-                 help="Methods to replay, e.g. ngram:k=4,ngram:k=8,min=2,max=5."),
+    typer.Option("--engine", metavar="ENGINE",
+                 help="By whose rule: own, vllm (ngram of the V1 runner) or llamacpp "
+                      "(ngram-simple)."),
 ]  # fmt: skip
 Pairs = Annotated[
     tuple[Path, Path] | None,
@@ -72,7 +78,8 @@ JsonFile = Annotated[
 def replay(
     tokenizer: Tokenizer,
     logs: Logs = None,
-    arms: Arms = "ngram:k=4,min=2,max=5,ngram:k=8,min=2,max=5",
+    arms: Arms = None,
+    engine: Engine = "own",
     pairs: Pairs = None,
     group: Group = None,
     steps: Steps = None,
@@ -89,7 +96,10 @@ def replay(
     for name, value in (("max-model-len", max_model_len), ("limit", limit)):
         if value is not None and value < 1:
             raise ConfigError(f"{name}: must be at least 1, got {value}")
-    wanted = parse_arms(arms)
+    from wager.bench.replay_rules import DEFAULT_ARMS, rule
+
+    rule(engine)
+    wanted = parse_arms(DEFAULT_ARMS[engine] if arms is None else arms)
     together = tuple(load.clients or 1 for load in loads(clients, None))
     if json_file is not None and str(json_file) != "-":
         from wager.bench.results import check_writable
@@ -100,7 +110,7 @@ def replay(
 
     table = None if steps is None else step_table(steps)
     source = str(logs) if pairs is None else f"{pairs[0]} and {pairs[1]}"
-    asked = Asked(source, tokenizer, group, table, together)
+    asked = Asked(source, tokenizer, engine, group, table, together)
     done = _replay(asked, wanted, logs, pairs, limit, max_model_len)
     _report(asked, done, json_file)
 
@@ -117,7 +127,7 @@ def _replay(
     from wager.bench.replay import replayed
     from wager.bench.replay_tokens import open_vocabulary
 
-    done = replayed(arms, open_vocabulary(asked.tokenizer, max_model_len))
+    done = replayed(arms, open_vocabulary(asked.tokenizer, max_model_len), asked.engine)
     with _bar() as bar:
         task = bar.add_task("reading", total=None)
 
