@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,19 @@ def test_an_older_version_is_not_asked_for_what_it_lacks(tmp_path: Path) -> None
     path = program(tmp_path, "vllm", old, "")
     backend = VllmBackend("org/model", ServerOptions(program=path))
     assert "--per-request-spec-decode-metrics" not in backend.arguments(NGRAM)
+
+
+def test_a_version_without_groups_of_options_is_asked_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "vllm"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        "if sys.argv[-1] == '--help=all': sys.exit('error: ignored explicit argument')\n"
+        "print('  --port PORT  where')\n"
+    )
+    path.chmod(0o755)
+    backend = VllmBackend("org/model", ServerOptions(program=str(path)))
+    with pytest.raises(ConfigError, match="knows no --host"):
+        backend.check(PLAIN)
 
 
 def test_a_wrapper_is_not_given_the_word_serve(started: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wager.arms import Arm
-from wager.backend import Prompt, Started
+from wager.backend import EngineError, Prompt, Started
 from wager.errors import ConfigError
 from wager.external import flags, metrics, program, vllm_wire
 from wager.external.dialects import dialect
@@ -168,7 +168,11 @@ class VllmBackend(ServerBackend):
         return [found, "serve"] if Path(found).name.startswith("vllm") else [found]
 
     def _flags(self) -> flags.Flags:
-        return flags.ask([*self._serve(), "--help=all"])
+        try:
+            return flags.ask([*self._serve(), "--help=all"])
+        except EngineError:
+            # Versions that do not hide options in groups do not know the word, and list them all.
+            return flags.ask([*self._serve(), "--help"])
 
     def _cache(self) -> Path:
         """Where compiled code is kept between starts."""
