@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,25 @@ def test_files_that_hold_no_steps(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.json"):
         step_table(str(path))
+
+
+def test_the_examples_of_the_docs() -> None:
+    """Every line of docs/arithmetic.md gives the numbers behind it."""
+    page = (Path(__file__).parents[2] / "docs/arithmetic.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    compared = 0
+    for line in block.splitlines():
+        code, _, said = line.partition("  # ")
+        numbers = [float(number) for number in re.findall(r"\d+\.\d+", said)]
+        if not numbers:
+            exec(code, names)
+            continue
+        value = eval(code, names)
+        found = value if isinstance(value, list) else [value]
+        assert found == pytest.approx(numbers, abs=0.006 if len(numbers) == 1 else 0.0006)
+        compared += 1
+    assert compared == 6
 
 
 def test_arithmetic_needs_neither_numpy_nor_the_extension() -> None:

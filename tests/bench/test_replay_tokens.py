@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from tests.hub import fake_hub, point_library_at
-from tests.tiny import write_tiny_gguf
+from tests.models.test_tokenizer import PIECES
+from tests.tiny import SPECIALS, tokenizer_json, write_tiny_gguf
 from wager.arms import parse_arms
 from wager.bench.logs_records import Recorded
 from wager.bench.replay import replayed
 from wager.bench.replay_report import Asked, notes
 from wager.bench.replay_tokens import Vocabulary, open_vocabulary
 from wager.errors import ModelError, RequestError
+from wager.models.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -38,6 +42,37 @@ def test_text_becomes_tokens_and_an_end_token(vocabulary: Vocabulary) -> None:
     assert (ended.ended, ended.room, ended.ends) == (True, 50, {0, 2})
     own = vocabulary.tokens(text("a", "b", ending="end", end_token=9, stop_token_ids=(9,)))
     assert (own.answer[-1], own.ends) == (9, {0, 2, 9})
+
+
+def test_no_space_comes_before_an_answer_that_has_none() -> None:
+    """SentencePiece puts one before any text; behind a prompt it would be the answer's own."""
+    vocabulary = Vocabulary(PIECES, frozenset(), None)
+    encode = PIECES.encode
+    for prompt, answer in (("a", "e"), ("the", " the"), ("the a", "h")):
+        tokens = vocabulary.tokens(text(prompt, answer))
+        assert tokens.prompt + tokens.answer == encode(prompt + answer)
+        assert PIECES.decode(tokens.prompt + tokens.answer) == prompt + answer
+    # Where the two would grow together, the prompt stays what it was.
+    grown = vocabulary.tokens(text("t", "he"))
+    assert grown.prompt == encode("t")
+    assert grown.answer == encode("he", add_special=False)
+
+
+def test_a_start_token_that_is_written_out_is_not_doubled() -> None:
+    """Prompts that a server logged begin with it; the tokenizer adds it too."""
+    raw = tokenizer_json(288)
+    raw["post_processor"] = {
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": "s", "type_id": 0}},
+                   {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {"s": {"id": "s", "ids": [1], "tokens": [SPECIALS[1]]}},
+    }  # fmt: skip
+    backend = Backend.from_str(json.dumps(raw))
+    tokenizer = Tokenizer(backend, name="x", digest="", vocab_size=288, bos_id=1)
+    vocabulary = Vocabulary(tokenizer, frozenset(), None)
+    bare = vocabulary.tokens(text("the cat", "a")).prompt
+    assert bare[0] == 1
+    assert vocabulary.tokens(text(f"{SPECIALS[1]}the cat", "a")).prompt == bare
 
 
 def test_a_chat_goes_through_the_template(vocabulary: Vocabulary) -> None:
