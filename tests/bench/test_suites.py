@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.bench.scripted import ON, ScriptedBackend, plan, planned, prompt, prompts, reply
+from tests.external.pretend import program, recorded
 from tests.tiny import write_tiny_hf
 from wager.arms import PLAIN, Arm
 from wager.backend import Answer, Counters, Load, Prompt, Started
@@ -344,3 +346,42 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: Capture) -> None:
     assert len(table(printed.out, "95 %: copy, rename, explain, random")) == 1 + 4 * 2
     assert "2 of 2" in printed.out
     assert '"arm": "ngram:k=8,min=2,max=5"' in file.read_text()
+
+
+def test_it_stops_at_a_limit_and_goes_on_from_there(tmp_path: Path, capsys: Capture) -> None:
+    model = write_tiny_hf(tmp_path / "tiny", max_context=4096, seed=1)
+    file = tmp_path / "out.json"
+    given = ["--suite", "article", "--clients", "1", "--prompts", "1", "--max-tokens", "2"]
+    asked = ["bench", str(model), *given, "--threads", "1", "--max-model-len", "4096"]
+    asked += ["--identity", "0", "--json", str(file)]
+    assert main([*asked, "--time-limit", "0.01s"]) == 0
+    assert not json.loads(file.read_text())["complete"]
+    assert "STOPPED EARLY" in capsys.readouterr().out
+    assert main([*asked, "--resume"]) == 0
+    found = json.loads(file.read_text())
+    assert found["complete"]
+    assert len(found["cells"]) == 5 * 3
+    # What is left is said by the progress; nothing is looked at again.
+    assert "time needed" not in capsys.readouterr().err
+
+
+def test_an_engine_that_is_started(tmp_path: Path, capsys: Capture) -> None:
+    """With what vLLM printed and told when it had drafted nothing yet."""
+    model = write_tiny_hf(tmp_path / "tiny", seed=1)
+    path = program(
+        tmp_path, "vllm", recorded("vllm_help.txt"), recorded("vllm_ngram.log"),
+        metrics=recorded("vllm_metrics.txt"),
+    )  # fmt: skip
+    given = ["--suite", "article", "--clients", "1", "--prompts", "1", "--identity", "1"]
+    engine = ["--engine", "vllm", "--engine-program", path, "--run-dir", str(tmp_path / "run")]
+    assert main(["bench", str(model), *given, *engine]) == 0
+    printed = capsys.readouterr()
+    assert "4 arms, 5 cells (1 client), 8 servers; 120 requests are timed" in printed.err
+    room = table(printed.out, "room for keys and values, and start-up")
+    assert [row[:2] for row in room[1:]] == [[arm.name, "23296"] for arm in suites.arms()]
+    command = json.loads((tmp_path / "run" / "bench.json").read_text())["arms"][3]["command"]
+    assert command[command.index("--max-model-len") + 1] == "1024"
+    assert json.loads(command[command.index("--speculative-config") + 1]) == {
+        "method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+    }  # fmt: skip
