@@ -128,12 +128,15 @@ def show(out: Console, replay: Replay, asked: Asked) -> None:
     for line in header(replay, asked):
         say(line)
     out.print()
-    out.print(_acceptance(replay, asked))
+    out.print(_acceptance(replay))
+    if asked.group is not None:
+        out.print()
+        out.print(_groups(replay, asked.group))
     drafting = [arm for arm in replay.arms if arm.total.counts.drafted]
     if drafting:
         out.print()
-        say("Acceptance by position. Unconditional: share of all drafts; conditional: given that")
-        say("the position before was accepted.")
+        say("Acceptance by position. Unconditional: accepted / all drafts; conditional: accepted")
+        say("/ tried, that is drafts that reach the position with all before it accepted.")
         out.print(_positions(drafting))
     if asked.steps is not None:
         out.print()
@@ -160,61 +163,69 @@ def header(replay: Replay, asked: Asked) -> list[str]:
     ]
 
 
-def _acceptance(replay: Replay, asked: Asked) -> Table:
-    grid = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
-    grid.add_column("arm", no_wrap=True)
-    if asked.group is not None:
-        grid.add_column(asked.group, no_wrap=True)
-    for title in ("answers", "tokens / step\n[95 %]", "mean of\nanswers", "acceptance\nlength",
-                  "accepted\n/ drafted", "steps with\na draft"):  # fmt: skip
+def _grid(first: str, *titles: str) -> Table:
+    """A table that fits into 80 columns; where names are long the first column folds."""
+    grid = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 1, 0, 0))
+    grid.add_column(first, overflow="fold")
+    for title in titles:
         grid.add_column(title, justify="right", no_wrap=True)
-    for arm in replay.arms:
-        _add(grid, arm.arm.name, "all", arm.total, asked)
-        if asked.group is not None:
-            for name, tally in _by_size(arm)[:_GROUPS]:
-                _add(grid, "", NA if name is None else name, tally, asked)
     return grid
 
 
-def _add(grid: Table, arm: str, group: str, tally: Tally, asked: Asked) -> None:
+_FIGURES: Final = (
+    "tokens / step\n[95 %]", "mean of\nanswers", "acceptance\nlength", "accepted\n/ drafted",
+    "draft\ncoverage",
+)  # fmt: skip
+
+
+def _figures(tally: Tally) -> list[Text]:
     counts, ratio = tally.counts, tally.tokens_per_step
     spread = "" if ratio.low is None else f" [{ratio.low:.2f}, {number(ratio.high, 2)}]"
-    row = [
-        arm,
-        *([group[:40]] if asked.group is not None else []),
-        str(tally.requests),
+    row = (
         f"{number(ratio.value, 2)}{spread}",
         number(tally.mean_of_requests, 2),
         number(counts.acceptance_length, 2),
         percent(counts.acceptance_rate),
         percent(counts.coverage),
-    ]
+    )
     # Text objects, since rich would take the bracket of an interval for a style.
-    grid.add_row(*(Text(cell) for cell in row))
+    return [Text(cell) for cell in row]
+
+
+def _acceptance(replay: Replay) -> Table:
+    grid = _grid("arm", *_FIGURES)
+    for arm in replay.arms:
+        grid.add_row(Text(arm.arm.name), *_figures(arm.total))
+    return grid
+
+
+def _groups(replay: Replay, field: str) -> Table:
+    grid = _grid(f"arm and\n{field}", "answers", *_FIGURES)
+    for arm in replay.arms:
+        grid.add_row(Text(arm.arm.name))
+        for name, tally in _by_size(arm)[:_GROUPS]:
+            shown = NA if name is None else name[:40]
+            grid.add_row(Text(f"  {shown}"), str(tally.requests), *_figures(tally))
+    return grid
 
 
 def _positions(arms: Sequence[ArmReplay]) -> Table:
-    longest = min(max(len(arm.total.counts.drafted_at) for arm in arms), _POSITIONS)
-    grid = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
-    grid.add_column("arm", no_wrap=True)
-    grid.add_column("position", no_wrap=True)
-    for j in range(longest):
-        grid.add_column(str(j + 1), justify="right", no_wrap=True)
+    titles = ("unconditional", "conditional", "drafted", "tried", "accepted")
+    grid = _grid("arm and\nposition", *titles)
     for arm in arms:
-        tally = arm.total
-        counts = tally.counts
+        grid.add_row(Text(arm.arm.name))
+        counts, tally = arm.total.counts, arm.total
+        shares = counts.acceptance_by_position_unconditional
         accepted = counts.accepted_at + [0] * len(counts.drafted_at)
-        rows = (
-            ("unconditional", [_exact(v) for v in counts.acceptance_by_position_unconditional]),
-            ("conditional", [_exact(v) for v in tally.conditional]),
-            ("drafted", [str(n) for n in counts.drafted_at]),
-            ("tried", [str(n) for n in tally.tried_at]),
-            ("accepted", [str(n) for n in accepted]),
-        )
-        for index, (name, cells) in enumerate(rows):
-            shown = cells[: min(len(counts.drafted_at), longest)]
-            shown += [""] * (longest - len(shown))
-            grid.add_row(arm.arm.name if index == 0 else "", name, *shown)
+        for j in range(min(len(counts.drafted_at), _POSITIONS)):
+            grid.add_row(
+                f"  {j + 1}",
+                _exact(shares[j]),
+                _exact(tally.conditional[j]),
+                str(counts.drafted_at[j]),
+                str(tally.tried_at[j]),
+                str(accepted[j]),
+            )
     return grid
 
 
@@ -223,20 +234,17 @@ def _exact(value: float | None) -> str:
 
 
 def _speeds(replay: Replay, asked: Asked) -> Table:
-    grid = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
-    grid.add_column("arm", no_wrap=True)
-    for title in ("clients", "speed-up", "plain\nms / step", "drafting\nms / step",
-                  "tokens / step\nof decode", "pays from"):  # fmt: skip
-        grid.add_column(title, justify="right", no_wrap=True)
+    titles = ("speed-up", "plain\nms / step", "drafting\nms / step", "tokens\n/ step", "pays\nfrom")
+    grid = _grid("arm and\nclients", *titles)
     grid.add_column("")
     for arm in replay.arms:
         if arm.config is None:
             continue
         tally = arm.total
-        for index, found in enumerate(_speed_ups(tally, asked)):
+        grid.add_row(Text(arm.arm.name))
+        for found in _speed_ups(tally, asked):
             grid.add_row(
-                arm.arm.name if index == 0 else "",
-                str(found.clients),
+                f"  {found.clients}",
                 f"{found.value:.2f}x",
                 f"{found.plain_ms:.1f}",
                 f"{found.step_ms:.1f}{'*' if found.extrapolated else ''}",
