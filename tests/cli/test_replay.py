@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from wager.bench import logs
+from wager.bench.logs import read_log
+from wager.bench.logs_records import Entry
 from wager.cli.main import main
 
 COPY = "the cat sat on the mat and the rat ran to the hat "
@@ -80,6 +85,27 @@ def test_pairs_of_directories(
     assert [a["total"]["tokens_per_step"] > 2 for a in found["arms"]] == [True, True]
 
 
+def test_an_interrupt_shows_what_was_replayed(
+    log: Path,
+    tiny_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(path: Path, *more: Any) -> Iterator[Entry]:
+        yield from itertools.islice(read_log(path), 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs, "read_log", interrupted)
+    out = tmp_path / "out.json"
+    arguments = ["replay", str(log), "--tokenizer", str(tiny_path), "--json", str(out)]
+    assert main(arguments) == 130
+    said = capsys.readouterr().out
+    assert "INTERRUPTED" in said
+    assert ": 3 answers" in said
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -108,6 +134,9 @@ BLOCKED = """
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None
+from wager.bench import logs
+from wager.bench.logs import read_log
+from wager.bench.logs_records import Entry
 from wager.cli.main import main
 status = main({arguments!r})
 print(*sorted(m for m in sys.modules if sys.modules[m] is not None), file=sys.stderr)

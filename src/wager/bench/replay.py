@@ -74,6 +74,7 @@ class Replay:
     vocabulary: Vocabulary
     arms: list[ArmReplay]
     rule: Rule
+    interrupted: bool = False
     requests: int = 0
     prompt_tokens: int = 0
     answer_tokens: int = 0

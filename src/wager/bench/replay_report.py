@@ -152,6 +152,7 @@ def show(out: Console, replay: Replay, asked: Asked) -> None:
 
 def header(replay: Replay, asked: Asked) -> list[str]:
     """What was read."""
+    until = ["INTERRUPTED: this is what was replayed until then."] if replay.interrupted else []
     shapes = ", ".join(
         f"{n} {shape}" if len(replay.shapes) > 1 else shape for shape, n in replay.shapes.items()
     )
@@ -160,6 +161,7 @@ def header(replay: Replay, asked: Asked) -> list[str]:
         f"{replay.prompt_tokens} ({shapes}); tokenizer {asked.tokenizer}",
         f"Replayed by the rule of {replay.rule.name}: what each drafter would have proposed, held "
         "against the recorded answers. Nothing was run.",
+        *until,
     ]
 
 

@@ -10,6 +10,7 @@ import typer
 
 from wager.arms import Arm, parse_arms
 from wager.cli.bench_options import loads
+from wager.cli.status import INTERRUPTED
 from wager.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,14 +112,16 @@ def replay(
     table = None if steps is None else step_table(steps)
     source = str(logs) if pairs is None else f"{pairs[0]} and {pairs[1]}"
     asked = Asked(source, tokenizer, engine, group, table, together)
-    done = _replay(asked, wanted, logs, pairs, limit, max_model_len)
+    done = _replay(asked, wanted, logs or Path(), pairs, limit, max_model_len)
     _report(asked, done, json_file)
+    if done.interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _replay(
     asked: Asked,
     arms: list[Arm],
-    logs: Path | None,
+    logs: Path,
     pairs: tuple[Path, Path] | None,
     limit: int | None,
     max_model_len: int | None,
@@ -134,10 +137,13 @@ def _replay(
         def tell(read: int, size: int) -> None:
             bar.update(task, completed=read, total=size, description=f"{done.requests} answers")
 
-        if pairs is not None:
-            done.run(read_pairs(*pairs), limit)
-        elif logs is not None:
-            done.run(read_log(logs, asked.group, tell), limit)
+        entries = read_pairs(*pairs) if pairs is not None else read_log(logs, asked.group, tell)
+        try:
+            done.run(entries, limit)
+        except KeyboardInterrupt:
+            if not done.requests:
+                raise
+            done.interrupted = True
     done.check(asked.source)
     return done
 
@@ -157,6 +163,9 @@ def _report(asked: Asked, done: Replay, json_file: Path | None) -> None:
 
     from wager.bench.replay_report import show, to_json
 
+    # What is written must be complete, so an interrupted replay is only shown.
+    if done.interrupted:
+        json_file = None
     if json_file is not None and str(json_file) == "-":
         print(to_json(done, asked), end="")
         return
