@@ -18,7 +18,7 @@ from tests.recipes import recipe
 from wager.arms import arm_of, parse_arms
 from wager.bench.estimate import StepTable, step_table
 from wager.bench.logs_records import NOTES, BadLine, Recorded
-from wager.bench.replay import replay_one, replayed
+from wager.bench.replay import MAX_REASONS, OTHER, replay_one, replayed
 from wager.bench.replay_report import Asked, notes, to_json
 from wager.bench.replay_rules import RULES
 from wager.bench.replay_tally import Tally
@@ -280,6 +280,14 @@ def test_limit_and_nothing_to_replay(vocabulary: Vocabulary) -> None:
     empty.run([BadLine(4, "is not JSON"), BadLine(5, "is not JSON")])
     with pytest.raises(ConfigError, match=r"none of 2 entries.*line 4: is not JSON"):
         empty.check("log")
+
+
+def test_a_long_log_of_bad_lines_stays_small(vocabulary: Vocabulary) -> None:
+    replay = replayed(parse_arms("ngram:k=4"), vocabulary)
+    replay.run([text("a", "b"), *(BadLine(i, f"reason {i}") for i in range(1000))])
+    assert len(replay.bad) == MAX_REASONS + 1
+    assert sum(bad.count for bad in replay.bad.values()) == 1000
+    assert replay.bad[OTHER].lines == [50, 51, 52, 53, 54]
 
 
 def test_json_is_strict_where_nothing_is_known(vocabulary: Vocabulary) -> None:

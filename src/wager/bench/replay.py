@@ -25,6 +25,8 @@ from wager.errors import ConfigError, RequestError
 from wager.types import NO_DRAFT, DraftCounts
 
 MAX_GROUPS: Final = 10_000
+MAX_REASONS: Final = 50
+OTHER: Final = "other reasons"
 _NO_LIMIT: Final = 1 << 62
 
 
@@ -125,7 +127,8 @@ class Replay:
             arm.groups.setdefault(entry.group, Tally()).add(counts, tried)
 
     def _leave_out(self, bad: BadLine) -> None:
-        self.bad.setdefault(bad.reason, Bad()).add(bad.line)
+        known = bad.reason in self.bad or len(self.bad) < MAX_REASONS
+        self.bad.setdefault(bad.reason if known else OTHER, Bad()).add(bad.line)
 
 
 def replay_one(
