@@ -129,10 +129,7 @@ def _llamacpp(speculation: Speculation) -> Settings:
         raise ConfigError("arms: ngram-simple with min-hits above 1 is not replayed; leave it out")
     size, most = int(given[f"{stem}-size-n"]), int(given[f"{stem}-size-m"])
     config = SpeculationConfig("ngram", most, prompt_lookup_min=size, prompt_lookup_max=size)
-    notes = written.notes
-    if most < size:
-        notes += (f"ngram-simple never drafts with size-m {most} below size-n {size}",)
-    return Settings(config, notes, NgramSimple(size, most))
+    return Settings(config, written.notes, NgramSimple(size, most))
 
 
 def _taken(speculation: Speculation, key: str) -> dict[str, object]:

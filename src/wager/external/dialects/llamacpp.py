@@ -106,6 +106,9 @@ def _mapped(name: str, options: Options, alone: bool) -> list[str]:
         size = options.whole(f"{key}_size_n", NGRAM_SIZE)
     drafted = options.whole(f"{key}_size_m", NGRAM_DRAFT if k is None else k)
     hits = options.whole(f"{key}_min_hits", 1)
+    if name == "ngram-simple" and drafted < size:
+        # It drafts where at least size-n tokens follow the match, of which it takes size-m.
+        options.notes.append(f"ngram-simple never drafts with size-m {drafted} below size-n {size}")
     stem = f"--spec-{name}"
     return [
         f"{stem}-size-n", str(size), f"{stem}-size-m", str(drafted), f"{stem}-min-hits", str(hits),
