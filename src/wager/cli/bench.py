@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ import typer
 from wager.cli import bench_engine, options
 from wager.cli import bench_options as of
 from wager.cli.bench_engine import OWN
+from wager.cli.signals import termination_interrupts
 from wager.cli.status import INTERRUPTED
 from wager.errors import ConfigError, WagerError
 
@@ -84,7 +83,7 @@ def bench(
         given["max_tokens"] = DEMO_TOKENS if max_tokens is None else max_tokens
         given["weights"] = "int8" if weights == "auto" and engine == OWN else weights
     job = _job(given)
-    with _termination_interrupts():
+    with termination_interrupts():
         if engine == OWN:
             _measure_own(job, given)
         else:
@@ -272,20 +271,3 @@ def _tell(line: str) -> None:
 def _say_how_to_go_on(path: Path | None, run: Run) -> None:
     if path is not None and path.exists() and any(m.answers for m in run.measurements):
         print(f"finished parts are in {path}; go on with --resume", file=sys.stderr)
-
-
-@contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: engines are stopped, what is finished is kept."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
