@@ -105,7 +105,7 @@ def test_what_an_engine_makes_of_an_arm_is_said(vocabulary: Vocabulary) -> None:
     replay.run([Recorded(1, "x", text="abcabc", answer="abcabc")])
     said = "\n".join(notes(replay, Asked("x", "t", "llamacpp")))
     assert "shorter matches, down to 2, are missed" in said
-    assert "never drafts with size-m 4 below size-n 5" in said
+    assert "prompt_lookup_max 5 became 4" in said
 
 
 @pytest.mark.parametrize("engine", sorted(RULES))

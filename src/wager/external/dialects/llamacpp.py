@@ -96,12 +96,17 @@ def _mapped(name: str, options: Options, alone: bool) -> list[str]:
         low, high = options.lookup()
         if k is None:
             options.whole("num_speculative_tokens")
-        text = "one length of n-gram, not a range"
+        size: Any = high if k is None else min(high, k)
         options.notes.append(
-            f"ngram is llama.cpp's ngram-simple, which looks up {text}: {high}"
-            + (f"; shorter matches, down to {low}, are missed" if low < high else "")
+            "ngram is llama.cpp's ngram-simple, which looks up one length of n-gram, not a range: "
+            f"{size}" + (f"; shorter matches, down to {low}, are missed" if low < size else "")
         )
-        size: Any = high
+        if size < high:
+            # It drafts where at least size-n tokens follow the match, of which it takes size-m.
+            options.notes.append(
+                f"prompt_lookup_max {high} became {size}: ngram-simple never drafts fewer tokens "
+                "than it looks up"
+            )
     else:
         size = options.whole(f"{key}_size_n", NGRAM_SIZE)
     drafted = options.whole(f"{key}_size_m", NGRAM_DRAFT if k is None else k)
