@@ -126,6 +126,7 @@ OURS: dict[str, list[str]] = {
         ("llamacpp", "-t 4", r"-t: given twice: .*\(as --threads\)"),
         ("llamacpp", "-np 4", "-np: given twice"),
         ("llamacpp", "--model-draft x.gguf", r"--model-draft: given twice: .*\(as -md\)"),
+        ("llamacpp", "--spec-default", r"--spec-default: given twice: .*\(as --spec-type\)"),
         ("llamacpp", "--host 0.0.0.0", "--host: give --host"),
         ("llamacpp", "-hf org/m", "-hf: give the model"),
         ("sglang", "--tp 4", r"--tp: given twice: .*\(as --tp-size\)"),
@@ -191,6 +192,8 @@ def test_a_server_for_users_has_nothing_that_only_a_measurement_needs(tmp_path: 
     assert simple[:2] == ["--spec-type", "ngram-simple"]
     assert isinstance(opened("sglang"), sglang.SglangBackend)
     assert opened("sglang").arguments(PLAIN) == []
+    for engine in ("vllm", "sglang"):
+        assert opened(engine, max_clients=8).arguments(PLAIN) == []
     some = opened("llamacpp", str(model), max_model_len=512, max_clients=4, threads=1)
     assert isinstance(some, llamacpp.LlamaCppBackend)
     assert some.arguments(PLAIN) == [

@@ -48,6 +48,7 @@ _ALIASES: Final = {
         "-t": "--threads", "-tb": "--threads-batch", "-np": "--parallel", "-c": "--ctx-size",
         "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-b": "--batch-size",
         "-ub": "--ubatch-size", "-ngl": "--gpu-layers", "--n-gpu-layers": "--gpu-layers",
+        "--spec-default": "--spec-type",
     },
 }  # fmt: skip
 

@@ -67,7 +67,7 @@ class SglangBackend(ServerBackend):
         found = ["--enable-metrics", "--disable-radix-cache"] if options.measuring else []
         if options.max_model_len is not None:
             found += ["--context-length", str(options.max_model_len)]
-        if options.measuring or options.max_clients is not None:
+        if options.measuring:
             # The same number in both arms, or the plain one would run more requests at once.
             found += ["--max-running-requests", str(options.max_clients or _CLIENTS)]
         return [*found, *dialect(self.name).write(arm.speculation).arguments, *options.arguments]

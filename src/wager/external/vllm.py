@@ -76,7 +76,8 @@ class VllmBackend(ServerBackend):
         found = []
         if options.max_model_len is not None:
             found += ["--max-model-len", str(options.max_model_len)]
-        if options.max_clients is not None:
+        # As many as were measured is no limit for a server that others use.
+        if options.max_clients is not None and options.measuring:
             found += ["--max-num-seqs", str(options.max_clients)]
         if options.measuring:
             # Prompts are salted as well, but a hit within one measurement would still be a gift.
