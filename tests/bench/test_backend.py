@@ -76,8 +76,7 @@ class ScriptedEngine:
                 del self.flying[one.name]
             choice = CompletionOutput(0, [one.left], f"{one.left} ", None)
             done = one.left == 0
-            times = (0.5, 2.0 if done else None)
-            outputs.append(RequestOutput(one.name, one.ids, [choice], done, 0, *times))
+            outputs.append(RequestOutput(one.name, one.ids, [choice], done))
         return outputs
 
     def abort(self, name: str) -> None:
@@ -140,7 +139,6 @@ def test_one_client_sends_each_prompt_once_and_in_order() -> None:
     assert len(llm.engine.added) == 3
     assert answers[0].token_ids == [2, 1, 0]
     assert answers[0].text == "2 1 0 "
-    assert (answers[0].first_token_s, answers[0].total_s) == (0.5, 2.0)
 
 
 def test_what_fills_the_load_is_not_counted_and_hits_no_prefix_of_a_counted_one() -> None:
@@ -199,38 +197,46 @@ def test_an_arm_is_checked_without_a_model() -> None:
         check_arm(arm_of({"method": "ngram", "num_speculative_tokens": 4, "model": "d"}))
 
 
-def test_pieces_are_timed_on_the_engines_clock() -> None:
-    (answer,) = stream(ScriptedLLM(), prompts([3]), 1)
-    assert [tokens for _, tokens in answer.chunks] == [1, 1, 1]
-    assert (answer.chunks[0][0], answer.chunks[-1][0]) == (0.5, 2.0)
-    assert (answer.tokens, answer.prompt_tokens) == (3, len("text 0"))
+class Clock:
+    """Stands still but for sleeping and for steps of a second."""
+
+    def __init__(self, llm: ScriptedLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.slept = 0.0, 0.0
+        self._step = llm.engine.step
+        llm.engine.step = self.step  # type: ignore[method-assign]
+        monkeypatch.setattr("wager.bench.backend.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("wager.bench.backend.time.sleep", self.sleep)
+
+    def step(self) -> list[RequestOutput]:
+        self.now += 1.0
+        return self._step()
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.now += seconds
+
+
+def test_every_token_is_timed_from_the_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = ScriptedLLM()
+    Clock(llm, monkeypatch)
+    first, second = stream(llm, prompts([3, 2]), 1)
+    assert first.chunks == [(1.0, 1), (2.0, 1), (3.0, 1)]
+    assert (first.first_token_s, first.total_s) == (1.0, 3.0)
+    assert (second.first_token_s, second.total_s) == (1.0, 2.0)
+    assert (first.tokens, first.prompt_tokens) == (3, len("text 0"))
 
 
 def test_at_a_rate_each_prompt_is_sent_once_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that stands still but for sleeping and for steps of a second."""
-    llm, clock, slept = ScriptedLLM(), [0.0], []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock[0] += seconds
-
-    real = llm.engine.step
-
-    def step() -> list[RequestOutput]:
-        clock[0] += 1.0
-        return real()
-
-    llm.engine.step = step  # type: ignore[method-assign]
-    monkeypatch.setattr("wager.bench.backend.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("wager.bench.backend.time.sleep", sleep)
+    llm = ScriptedLLM()
+    clock = Clock(llm, monkeypatch)
     backend = EngineBackend(llm)  # type: ignore[arg-type]
     answers = list(backend.stream(prompts([2, 2, 2, 2]), Load(rate=0.5, seed=3)))
     assert sorted(a.prompt_id for a in answers) == [f"p-{i}" for i in range(4)]
     assert [f.salt for f in llm.engine.added] == [""] * 4
-    assert slept
+    assert clock.slept > 0.0
     # A request that came while a step ran has waited for the end of the step.
-    assert all(2.0 <= a.total_s < 3.0 for a in answers)
-    assert any(a.total_s > 2.0 for a in answers)
+    assert all(2.0 - 1e-9 <= a.total_s < 3.0 for a in answers)
+    assert any(a.total_s > 2.1 for a in answers)
     other = ScriptedLLM()
     again = EngineBackend(other)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rate"):

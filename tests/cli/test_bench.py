@@ -157,7 +157,7 @@ def test_a_run_that_fails_later_shows_what_it_had(
     arguments = [*QUICK[2:], "--workload", f"random,{prompts}", "--json", str(file)]
     assert main(["bench", str(tiny_path), *arguments]) == 2
     printed = capsys.readouterr()
-    assert "INTERRUPTED" in printed.out
+    assert "STOPPED EARLY" in printed.out
     assert [x.split()[0] for x in printed.out.splitlines() if x.startswith("random  ")]
     assert "wager: error: long-1: prompt: " in printed.err
     assert "go on with --resume" in printed.err

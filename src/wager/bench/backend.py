@@ -30,13 +30,12 @@ _STEP_ROUNDS: Final = 3
 class _Open:
     """A request in flight. ``prompt`` is None for one that only keeps the load constant.
 
-    ``late`` is how long it had been due when it was sent: a step of the engine cannot be broken
+    ``due`` is when it was to be sent, of time.perf_counter(): a step of the engine cannot be broken
     off for an arrival, and that wait belongs to the request.
     """
 
     prompt: Prompt | None
-    sent: float
-    late: float = 0.0
+    due: float
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     chunks: list[tuple[float, int | None]] = field(default_factory=list)
@@ -87,8 +86,10 @@ class EngineBackend:
                     prompt = waiting.popleft() if waiting else None
                     counted += prompt is not None
                     self._send(flying, prompt or next(again), filler=prompt is None)
-                for output in engine.step():
-                    answer = _collect(output, flying)
+                outputs = engine.step()
+                now = time.perf_counter()
+                for output in outputs:
+                    answer = _collect(output, flying, now)
                     if answer is not None:
                         counted -= 1
                         yield answer
@@ -110,8 +111,10 @@ class EngineBackend:
                 if not flying:
                     time.sleep(max(0.0, due - time.perf_counter()))
                     continue
-                for output in engine.step():
-                    answer = _collect(output, flying)
+                outputs = engine.step()
+                now = time.perf_counter()
+                for output in outputs:
+                    answer = _collect(output, flying, now)
                     if answer is not None:
                         yield answer
         finally:
@@ -159,16 +162,17 @@ class EngineBackend:
     def _send(
         self, flying: dict[str, _Open], prompt: Prompt, *, filler: bool = False, late: float = 0.0
     ) -> None:
+        ids, sent = self._prompt_ids(prompt), time.perf_counter()
         try:
             name = self._llm.engine.add_request(
-                self._prompt_ids(prompt),
+                ids,
                 prompt.params,
                 f"{prompt.id}/{next(self._numbers)}",
                 cache_salt="filler" if filler else "",
             )
         except RequestError as error:
             raise RequestError(f"{prompt.id}: {error}") from error
-        flying[name] = _Open(None if filler else prompt, time.perf_counter(), late)
+        flying[name] = _Open(None if filler else prompt, sent - late)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if prompt.id not in self._ids:
@@ -203,18 +207,14 @@ def _config(arm: Arm) -> SpeculationConfig | None:
     return None if arm.speculation is None else SpeculationConfig.parse(arm.speculation.config())
 
 
-def _collect(output: RequestOutput, flying: dict[str, _Open]) -> Answer | None:
+def _collect(output: RequestOutput, flying: dict[str, _Open], now: float) -> Answer | None:
     """Take in what is new of a request; its answer once a counted one is finished."""
     request = flying.get(output.request_id)
     if request is None:
         return None
     choice = output.outputs[0]
-    first, total = output.first_token_s, output.total_s
     if choice.token_ids:
-        # The engine's own times where it tells them, so that all figures are of one clock.
-        now = time.perf_counter() - request.sent
-        at = first if first is not None and not request.chunks else now if total is None else total
-        request.chunks.append((at + request.late, len(choice.token_ids)))
+        request.chunks.append((now - request.due, len(choice.token_ids)))
     request.token_ids.extend(choice.token_ids)
     request.text.append(choice.text)
     if not output.finished:
@@ -225,8 +225,8 @@ def _collect(output: RequestOutput, flying: dict[str, _Open]) -> Answer | None:
     return Answer(
         prompt_id=request.prompt.id,
         text="".join(request.text),
-        first_token_s=None if first is None else first + request.late,
-        total_s=(total or 0.0) + request.late,
+        first_token_s=request.chunks[0][0] if request.chunks else None,
+        total_s=now - request.due,
         tokens=len(request.token_ids),
         token_ids=request.token_ids,
         prompt_tokens=len(output.prompt_token_ids),

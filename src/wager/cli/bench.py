@@ -249,15 +249,16 @@ def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Targe
         _say_how_to_go_on(path, run)
         if not run.cells():
             raise ended
+    interrupted = isinstance(ended, KeyboardInterrupt)
     found = summarise(run, known)
     console = report.console(color=job.color)
     if job.suite is not None:
-        suites_report.show(console, run, found, interrupted=ended is not None)
+        suites_report.show(console, run, found, interrupted=interrupted)
     else:
-        report.show(console, found, plan, interrupted=ended is not None)
+        report.show(console, found, plan, interrupted=interrupted)
     if ended is not None:
         # What is written must be complete, so an interrupted or failed run is only printed.
-        raise typer.Exit(INTERRUPTED) if isinstance(ended, KeyboardInterrupt) else ended
+        raise typer.Exit(INTERRUPTED) if interrupted else ended
     if job.json_file is not None:
         write(found, job.json_file)
     if journal is not None and run.complete and job.run_dir is None:
