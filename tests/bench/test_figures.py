@@ -51,11 +51,17 @@ def test_server_counters_stand_in_for_the_counts_of_requests() -> None:
     valid(found)
 
 
-def test_a_server_that_contradicts_itself_gives_no_conditional_shares() -> None:
+def test_a_server_that_contradicts_itself_is_not_believed() -> None:
     counted = Counters(drafts=10, drafted=40, accepted=12, accepted_at=(4, 8))
     found = cell_of([[reply("a")]], [[silent(reply("a"))]], counted=counted)
     assert found.acceptance_by_position_conditional is None
-    valid(found)
+    # The target's own token counted as accepted: a rate above 1.
+    bonus = Counters(drafts=10, drafted=40, accepted=50, accepted_at=(12, 8), generated=60)
+    odd = cell_of([[reply("a")]], [[silent(reply("a"))]], counted=bonus)
+    assert (odd.drafted, odd.accepted, odd.acceptance_rate) == (40, None, None)
+    assert (odd.tokens_per_step, odd.acceptance_length) == (None, None)
+    assert odd.acceptance_by_position_unconditional is None
+    valid(found, odd)
 
 
 def test_pooled_and_mean_of_requests_of_a_scripted_trace() -> None:

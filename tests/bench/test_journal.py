@@ -98,6 +98,19 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+    "line", ['{"part": [0]}', '{"part": [0, 1], "answers": [{}]}', '{"block": 1}', '{"x": 1}']
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "x.journal"
+    with reopen(path) as journal:
+        journal.part((0, 1), FULL)
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ConfigError, match="line 3 is damaged"):
+        reopen(path)
+
+
 def test_where_the_journal_is(tmp_path: Path) -> None:
     assert journal_path(None, None) is None
     assert journal_path(tmp_path / "a.json", None) == tmp_path / "a.json.journal"

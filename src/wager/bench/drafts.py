@@ -68,13 +68,16 @@ def _of_server(counted: Counters) -> DraftFigures:
     if counted.drafted is None:
         return DraftFigures()
     drafts, drafted, accepted = counted.drafts, counted.drafted, counted.accepted
+    if accepted is not None and accepted > drafted:
+        # Some count the target's own token with the accepted ones: then neither is known.
+        accepted = None
     steps = counted.steps
     if steps is None and counted.generated is not None and accepted is not None:
         # Each step of a request commits its accepted tokens and one more.
         steps = counted.generated - accepted
     per_draft = accepted / drafts if drafts and accepted is not None else None
     at = counted.accepted_at
-    unconditional = [a / drafts for a in at] if at and drafts else None
+    unconditional = [a / drafts for a in at] if at and drafts and max(at) <= drafts else None
     return DraftFigures(
         source="server",
         tokens_per_step=1.0 + accepted / steps if steps and accepted is not None else None,

@@ -122,8 +122,14 @@ class Journal:
                 f"resume: {self.path} belongs to a run with other options, another model, version "
                 "or machine; repeat its command with --resume, or delete the file"
             )
-        for record in records:
-            self._take(record)
+        for number, record in enumerate(records, 2):
+            try:
+                self._take(record)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ConfigError(
+                    f"resume: {self.path}: line {number} is damaged; without the lines from there "
+                    "on the run can go on"
+                ) from error
         return True
 
     def _take(self, record: Mapping[str, Any]) -> None:
