@@ -315,6 +315,21 @@ def test_what_an_engine_does_not_tell_is_not_made_up() -> None:
     assert table(text, "by position, unconditional")[1] == ["copy", "k=2", "n/a"]
 
 
+def test_drafts_of_which_nothing_was_accepted_are_0_and_no_drafts_are_not_available() -> None:
+    refused = Counting(fresh_start_is_cheap=False)
+    none = Counting(fresh_start_is_cheap=False)
+    refused.counters = lambda: Counters(  # type: ignore[method-assign]
+        steps=20 * refused.runs, drafts=refused.runs, drafted=refused.runs, accepted=0
+    )
+    none.counters = lambda: Counters(  # type: ignore[method-assign]
+        steps=20 * none.runs, drafts=0, drafted=0, accepted=0
+    )
+    for backend, share in ((refused, "0 %"), (none, "n/a")):
+        _, text = report_of(backend, article())
+        for kind in ("unconditional", "conditional"):
+            assert table(text, f"by position, {kind}")[1] == ["copy", "k=2", share]
+
+
 def test_different_replies_are_shown_with_their_place() -> None:
     def script(name: str, arm: Arm, times: int) -> Answer:
         return reply(name, [1, 2, 9] if arm.speculation and name == "identity-3" else [1, 2, 3])

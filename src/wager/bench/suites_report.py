@@ -156,14 +156,22 @@ def _positions(
     for workload in dict.fromkeys(m.workload for m in measured):
         same = [m for m in measured if m.workload == workload]
         for arm in arms:
-            shares = which(_drafts(same, arm))
-            told = [NA] if not shares else [percent(share) for share in shares]
-            rows.append((workload, _short(arm), told))
+            rows.append((workload, _short(arm), _told(_drafts(same, arm), which)))
     longest = max(len(told) for *_, told in rows)
     grid = _grid("workload", "", *(str(n + 1) for n in range(longest)), left=2)
     for workload, arm_name, told in rows:
         _row(grid, workload, arm_name, *told, *[""] * (longest - len(told)))
     return grid
+
+
+def _told(
+    found: DraftFigures, which: Callable[[DraftFigures], Sequence[float | None] | None]
+) -> list[str]:
+    shares = which(found)
+    if shares:
+        return [percent(share) for share in shares]
+    # Of drafts of which nothing was accepted the first position was not either.
+    return [percent(0.0) if found.drafted and found.accepted == 0 else NA]
 
 
 def _identities(arms: Sequence[ArmResult]) -> Table:
