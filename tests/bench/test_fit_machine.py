@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.bench.fit_fakes import GB, MIB
-from wager.bench import fit_machine
-from wager.bench.fit_machine import Memory, gpu_memory, host_memory, parse_size, parse_smi
+from wager.bench.fit_machine import gpu_memory, parse_size, parse_smi
 from wager.bench.fit_report import size
 from wager.errors import ConfigError
+from wager.memory import Memory
 
 # Sizes
 
@@ -75,17 +75,3 @@ def test_a_gpu(smi: Path) -> None:
                    "echo 'NVIDIA L4, 23034, 22500'\n")  # fmt: skip
     smi.chmod(0o755)
     assert gpu_memory() == Memory(23034 * MIB, 22500 * MIB, "NVIDIA L4")
-
-
-def test_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info, limit = tmp_path / "meminfo", tmp_path / "memory.max"
-    info.write_text("MemTotal:  1000 kB\nMemFree: 10 kB\nMemAvailable:  600 kB\n")
-    monkeypatch.setattr(fit_machine, "_MEMINFO", info)
-    monkeypatch.setattr(fit_machine, "_CGROUP", (limit,))
-    assert host_memory() == Memory(1024_000, 614_400, "memory of the machine")
-    limit.write_text("max\n")
-    assert host_memory() == Memory(1024_000, 614_400, "memory of the machine")
-    limit.write_text("512000\n")
-    assert host_memory() == Memory(512_000, 512_000, "limit of the container")
-    info.unlink()
-    assert host_memory() is None

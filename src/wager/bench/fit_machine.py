@@ -1,38 +1,21 @@
-"""Sizes of memory: as people write them, and as this machine has them."""
+"""Sizes of memory: as people write them, and as the GPUs of this machine have them."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from wager.errors import ConfigError
+from wager.memory import Memory
 
 UNITS: Final = {
     "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
-_MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = (Path("/sys/fs/cgroup/memory.max"),
-                  Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))  # fmt: skip
 _SMI_SECONDS: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of one device; ``free`` is what nobody uses now, None where that is not known.
-
-    ``what`` names the device for people; ``devices`` is how many there are, of this size or larger.
-    """
-
-    total: int
-    free: int | None
-    what: str
-    devices: int = 1
 
 
 def parse_size(text: str, option: str) -> int:
@@ -50,20 +33,8 @@ def parse_size(text: str, option: str) -> int:
     return size
 
 
-def host_memory() -> Memory | None:
-    """The machine's memory, or what its container may use; None where it cannot be read."""
-    fields = _meminfo()
-    total, free = fields.get("MemTotal"), fields.get("MemAvailable")
-    if total is None:
-        return None
-    limit = _cgroup_limit()
-    if limit is not None and limit < total:
-        return Memory(limit, None if free is None else min(free, limit), "limit of the container")
-    return Memory(total, free, "memory of the machine")
-
-
 def gpu_memory() -> Memory | None:
-    """The first GPU as ``nvidia-smi`` lists it; None without one. Raises ConfigError when it is
+    """The smallest GPU that ``nvidia-smi`` lists; None without one. Raises ConfigError when it is
     there and fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -97,29 +68,3 @@ def parse_smi(lines: list[str]) -> Memory:
         return smallest
     what = f"{smallest.what}, the smallest of {len(found)} GPUs"
     return Memory(smallest.total, smallest.free, what, len(found))
-
-
-def _meminfo() -> dict[str, int]:
-    fields: dict[str, int] = {}
-    try:
-        with _MEMINFO.open(encoding="ascii") as lines:
-            for line in lines:
-                name, _, rest = line.partition(":")
-                words = rest.split()
-                if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
-                    fields[name] = int(words[0]) * 1024
-    except OSError:
-        return {}
-    return fields
-
-
-def _cgroup_limit() -> int | None:
-    """What the container may use; None without a limit."""
-    for path in _CGROUP:
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            return int(text)
-    return None

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 import wager
+from wager.memory import host_memory
 
 
 def machine(instruction_set: str | None) -> dict[str, Any]:
-    """CPU name, logical cores that this process may use, memory in bytes, instruction set."""
+    """CPU name, logical cores and bytes of memory that this process may use, instruction set."""
+    memory = host_memory()
     return {
         "cpu": _cpu_name(),
         "cores": _cores(),
-        "memory": _memory(),
+        "memory": None if memory is None else memory.total,
         "isa": instruction_set,
     }
 
@@ -45,10 +47,3 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError, AttributeError):
-        return None

@@ -12,8 +12,8 @@ from wager.errors import ConfigError
 
 if TYPE_CHECKING:
     from wager.bench.fit import Fit
-    from wager.bench.fit_machine import Memory
     from wager.bench.fit_memory import Device, Drafter, Kind
+    from wager.memory import Memory
     from wager.models.facts import ModelFacts
 
 ENGINES = ("own", "vllm", "llamacpp", "sglang")
@@ -183,7 +183,8 @@ def _drafter(draft: str | None, target: ModelFacts, engine: str, k: int | None) 
 
 def _memory(engine: str, device: str, given: int | None) -> tuple[Device, Memory, Kind]:
     """(device, its memory, where the figure comes from)."""
-    from wager.bench.fit_machine import Memory, gpu_memory, host_memory
+    from wager.bench.fit_machine import gpu_memory
+    from wager.memory import Memory, host_memory
 
     if engine == "own":
         if device == "gpu":

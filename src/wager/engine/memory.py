@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Final
 
 from wager.config import EngineConfig
 from wager.errors import ConfigError
+from wager.memory import host_memory
 from wager.models.load import Model
 from wager.ops.base import BLOCK
 from wager.runtime.kv import blocks_for
@@ -47,24 +46,13 @@ def choose_blocks(model: Model, config: EngineConfig) -> int:
                 f"context of max_model_len {model.config.max_context} takes {needed * size} bytes; "
                 "raise kv_memory or lower max_model_len"
             )
-    available = _available_bytes()
-    if available is not None and blocks * size > available:
+    memory = host_memory()
+    if memory is None:
+        return blocks
+    available = memory.total if memory.free is None else memory.free
+    if blocks * size > available:
         raise ConfigError(
             f"kv_memory: {blocks * size >> 20} MiB for {blocks * BLOCK} tokens, but this machine "
             f"has {available >> 20} MiB free; lower kv_memory or max_model_len"
         )
     return blocks
-
-
-def _available_bytes() -> int | None:
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
