@@ -15,7 +15,8 @@ from wager.cli.status import INTERRUPTED, USER_ERROR
 from wager.errors import WagerError
 
 VERBS: Final = (
-    "pull", "ls", "rm", "run", "serve", "bench", "report", "methods", "fit", "replay", "translate",
+    "pull", "ls", "rm", "run", "serve", "bench", "tune", "report", "methods", "fit", "replay",
+    "translate",
 )  # fmt: skip
 """In the order of `wager --help`; verb v is the function v of module wager.cli.v."""
 

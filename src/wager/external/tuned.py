@@ -24,7 +24,8 @@ class Tuned:
     but model, host and port: those of speculation, and whatever else was measured with.
     ``speculation`` is the same in vLLM's keys, None where plain decoding is best; ``schedule`` are
     vLLM's (lowest batch size, highest, draft tokens). ``expected`` has a figure per workload and
-    load. ``version`` is the engine's own, None where it told none.
+    load. ``version`` is the engine's own, None where it told none. ``measured_with`` are the
+    options that `wager tune --check` needs to measure the same again.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class Tuned:
     schedule: Sequence[Sequence[int]] | None = None
     expected: Sequence[Mapping[str, Any]] = ()
     measured_on: Mapping[str, Any] = field(default_factory=dict)
+    measured_with: Mapping[str, Any] = field(default_factory=dict)
     date: str = ""
 
     def to_json(self) -> str:

@@ -1,0 +1,210 @@
+"""From real runs to a choice, and to what a new measurement of it is expected to show. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from wager.arms import PLAIN, Arm
+from wager.bench.latency import count_of
+from wager.bench.measure import Measurement
+from wager.bench.results import Cell
+from wager.bench.run import Run
+from wager.bench.statistics import MIN_PAIRS, RESAMPLES, Ratio, Verdict, median, verdict
+
+ALL: Final = "all together"
+"""In place of a workload's name: every prompt of every workload."""
+
+_Z95: Final = 1.959964
+# Student's t at 97.5 % by degrees of freedom; beyond the last one it is 1.96 within 2 %.
+_T95: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Seconds of the same prompts of one workload, plain and in an arm, for the same tokens."""
+
+    workload: str
+    plain: tuple[float, ...]
+    spec: tuple[float, ...]
+
+
+def pairs(measurement: Measurement, arm: Arm) -> Pairs:
+    """By the rule of `wager.bench.figures`: medians over the runs of a prompt, and where replies
+    differ in length the arm's time is scaled to the plain number of tokens."""
+    plain, spec = [], []
+    for prompt in measurement.measured(arm):
+        before = measurement.sound(PLAIN, prompt)
+        after = measurement.sound(arm.name, prompt)
+        tokens, others = count_of(before[0]), count_of(after[0])
+        if tokens and others:
+            plain.append(median([a.total_s for a in before]) or 0.0)
+            spec.append((median([a.total_s for a in after]) or 0.0) * tokens / others)
+    return Pairs(measurement.workload, tuple(plain), tuple(spec))
+
+
+def together(parts: Sequence[Pairs], seed: int = 0) -> Ratio:
+    """sum(plain) / sum(spec) over the prompts of all workloads, with a 95 % interval.
+
+    As `wager.bench.statistics.paired_ratio`, but each workload's prompts are drawn from its own,
+    so that every draw has the mixture that was asked for.
+    """
+    counts = [len(part.plain) for part in parts]
+    below = math.fsum(math.fsum(part.spec) for part in parts)
+    if not sum(counts) or not below > 0.0:
+        return Ratio(None)
+    value = math.fsum(math.fsum(part.plain) for part in parts) / below
+    if sum(counts) < MIN_PAIRS:
+        return Ratio(value)
+    random = np.random.default_rng(seed)
+    above, under = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    for part, count in zip(parts, counts, strict=True):
+        if count:
+            picks = random.integers(0, count, size=(RESAMPLES, count))
+            above += np.asarray(part.plain)[picks].sum(axis=1)
+            under += np.asarray(part.spec)[picks].sum(axis=1)
+    low, high = np.quantile(above / under, (0.025, 0.975))
+    return Ratio(value, float(low), float(high))
+
+
+def visit_noise(run: Run) -> float | None:
+    """Standard deviation of the logarithm of one run's total time, from arms that ran the same
+    prompts several times: what the machine and a fresh start change. None without a repetition."""
+    squares, count = 0.0, 0
+    for measurement in run.measurements:
+        for answers in measurement.answers.values():
+            whole = [a for a in answers.values() if all(x.error is None for x in a)]
+            least = min((len(a) for a in whole), default=0)
+            totals = [math.fsum(a[i].total_s for a in whole) for i in range(least)]
+            for one, other in pairwise(totals):
+                squares += math.log(one / other) ** 2 / 2.0
+                count += 1
+    return math.sqrt(squares / count) if count else None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a new measurement with as many fresh prompts will show in 19 of 20 cases.
+
+    ``low`` and ``high`` are that prediction interval, the measured ones the 95 % interval of the
+    speed-up itself. None where there were too few prompts.
+    """
+
+    workload: str
+    clients: int
+    speedup: float
+    low: float | None
+    high: float | None
+    measured_low: float | None
+    measured_high: float | None
+    prompts: int
+
+
+def expected(
+    workload: str, clients: int, parts: Sequence[Pairs], noise: float | None, visits: int
+) -> Expected | None:
+    """The measured ratio, its interval widened for other prompts and for another run.
+
+    On the scale of logarithms each half of the bootstrapped interval is taken times sqrt(2) (both
+    measurements depend on their prompts), times t / 1.96 and sqrt(n / (n - 1)) for few prompts;
+    to its square comes that of the runs' noise, of both arms in both measurements. None if nothing
+    was measured.
+    """
+    ratio = together(parts)
+    count = sum(len(part.plain) for part in parts)
+    if ratio.value is None:
+        return None
+    low = high = None
+    if ratio.low is not None and ratio.high is not None:
+        freedom = max(1, count - sum(bool(part.plain) for part in parts))
+        t = _T95[freedom - 1] if freedom <= len(_T95) else _Z95
+        few = t / _Z95 * math.sqrt((freedom + 1) / freedom)
+        runs = _Z95 * (noise or 0.0) * math.sqrt(4.0 / max(1, visits))
+        below, above = (
+            math.hypot(math.sqrt(2.0) * few * abs(math.log(end / ratio.value)), runs)
+            for end in (ratio.low, ratio.high)
+        )
+        low, high = ratio.value * math.exp(-below), ratio.value * math.exp(above)
+    return Expected(workload, clients, ratio.value, low, high, ratio.low, ratio.high, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One arm at one load, over all workloads; ``doubt`` is why it cannot be chosen, if so."""
+
+    speedup: Ratio
+    verdict: Verdict | None
+    doubt: str | None = None
+
+    @property
+    def pays(self) -> bool:
+        return self.verdict == "use" and self.doubt is None
+
+    @property
+    def loses(self) -> bool:
+        return self.verdict == "do not use"
+
+
+def score(parts: Sequence[Pairs], cells: Sequence[Cell]) -> Score:
+    """``cells`` are those of the same arm and load."""
+    ratio = together(parts)
+    doubt = None
+    if cells and all(cell.status == "NOT ACTIVE" for cell in cells):
+        doubt = "nothing was drafted"
+    elif strange := next((c for c in cells if c.status == "DISTURBED"), None):
+        doubt = f"on {strange.workload} the gain is larger than its steps allow: measure again"
+    return Score(ratio, verdict(ratio), doubt)
+
+
+Scores = Mapping[str, Mapping[int, Score]]
+"""By arm and number of clients."""
+
+
+def best_at(scores: Scores, clients: int) -> str:
+    """The arm with the highest speed-up among those whose whole interval shows a gain; plain
+    decoding if none does."""
+    paying = [name for name, by_load in scores.items() if _pays(by_load.get(clients))]
+    return max(paying, key=lambda name: _value(scores[name][clients]), default=PLAIN)
+
+
+def best_overall(scores: Scores, loads: Sequence[int]) -> str:
+    """One arm for all loads: it pays at one at least and loses at none; of several the one with the
+    highest geometric mean. Plain decoding if there is none."""
+    sound = [
+        name
+        for name, by_load in scores.items()
+        if any(_pays(by_load.get(load)) for load in loads)
+        and not any(load in by_load and by_load[load].loses for load in loads)
+    ]
+    return max(sound, key=lambda name: mean_over(scores[name], loads), default=PLAIN)
+
+
+def mean_over(by_load: Mapping[int, Score], loads: Sequence[int]) -> float:
+    """The geometric mean of the speed-ups; a load that was not measured, or is in doubt, counts as
+    1."""
+    values = [_value(by_load[load]) if load in by_load else 1.0 for load in loads]
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _value(found: Score) -> float:
+    return 1.0 if found.doubt is not None else found.speedup.value or 1.0
+
+
+def _pays(found: Score | None) -> bool:
+    return found is not None and found.pays
+
+
+def inside(one: Expected, measured: Ratio) -> bool | None:
+    """Whether a new measurement lies within the prediction; None where one of them is missing."""
+    if one.low is None or one.high is None or measured.value is None:
+        return None
+    return one.low <= measured.value <= one.high
