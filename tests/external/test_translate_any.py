@@ -142,3 +142,33 @@ def program_of(line: str) -> Program | None:
     return next(
         (p for place in range(len(words)) for p in PROGRAMS if matches(p, words, place)), None
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("llama-server -m T.gguf --drafft-max 16", "--draft-max"),
+        ("llama-server -m T.gguf --spec-draft-nmax 16", "--spec-draft-n-max"),
+        ("vllm serve M --speculative-confg '{}'", "--speculative-config"),
+        ("sglang serve --model-path M --speculative-algoritm NGRAM", "--speculative-algorithm"),
+    ],
+)
+def test_a_slip_in_an_option_is_named(line: str, meant: str) -> None:
+    found = translate(line)
+    [error] = [f for f in found.reading.findings if f.severity == "error"]
+    assert f"is {meant} meant?" in error.text
+
+
+def test_a_slip_without_a_program_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"in '--drafft-max 16'; is --draft-max meant\?"):
+        translate("--drafft-max 16")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--special", "--override-tensor x=CPU", "--cache-type-k f16", "--models-dir D",
+     "--spec-draft-poll 0", "--prio-batch-draft 1", "--spec-draft-cpu-mask ff"],
+)  # fmt: skip
+def test_real_options_are_no_slips(option: str) -> None:
+    found = translate(f"llama-server -m T.gguf --host h --port 1 {option}")
+    assert not [f for f in found.reading.findings if "meant?" in f.text]

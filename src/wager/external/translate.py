@@ -13,6 +13,7 @@ from typing import Any
 from wager.errors import ConfigError
 from wager.external.dialects import ENGINES, dialect, read_only, vllm
 from wager.external.dialects.base import Reading
+from wager.external.dialects.names import meant
 from wager.external.translate_bodies import read_body
 from wager.external.translate_forms import PROGRAMS, Form, forms
 from wager.external.translate_split import Pasted, Role, split
@@ -38,9 +39,7 @@ def translate(text: str | Sequence[str], to: str = "all") -> Translation:
     if pasted.config is not None:
         reading = read_body(pasted.config, vllm.read_config)
     elif pasted.engine is None:
-        raise ConfigError(
-            f"translate: no speculation option of any engine in {shlex.join(pasted.arguments)!r}"
-        )
+        raise _nothing(shlex.join(pasted.arguments), pasted.arguments)
     elif pasted.engine in read_only.ENGINES:
         reading = read_only.read(pasted.engine, pasted.arguments)
     else:
@@ -52,12 +51,19 @@ def translate(text: str | Sequence[str], to: str = "all") -> Translation:
         prefix=pasted.prefix, program=pasted.program or _tag_program(reading, pasted),
     )  # fmt: skip
     if not (reading.findings or reading.speculation or pasted.program):
-        raise ConfigError(f"translate: no speculation option of any engine in {_shown(text)!r}")
+        raise _nothing(_shown(text), pasted.arguments)
     wanted: tuple[str, ...] = ENGINES if to == "all" else (to,)
     if pasted.config is not None and reading.speculation is None:
         # A request that sets nothing about drafting: no server's command follows from it.
         wanted = ()
     return Translation(reading, pasted.role, forms(reading, pasted.role, wanted))
+
+
+def _nothing(shown: str, words: Sequence[str]) -> ConfigError:
+    slips = (meant(word.partition("=")[0].replace("_", "-")) for word in words)
+    near = next((name for name in slips if name is not None), None)
+    hint = "" if near is None else f"; is {near} meant?"
+    return ConfigError(f"translate: no speculation option of any engine in {shown!r}{hint}")
 
 
 def _tag_program(reading: Reading, pasted: Pasted) -> tuple[str, ...]:

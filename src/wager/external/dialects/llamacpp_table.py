@@ -31,6 +31,13 @@ def _ngram(name: str) -> tuple[Option, ...]:
     )  # fmt: skip
 
 
+def _placed(letter: str, name: str, meaning: str) -> Option:
+    """Where and how urgently the drafter computes: an option in three spellings."""
+    short = (f"-{letter}",) if letter else ()
+    names = (f"--spec-draft-{name}", *short, f"--{name}-draft")
+    return Option(names, meaning, f"spec_draft_{name.replace('-', '_')}")
+
+
 def _removed(names: tuple[str, ...], meaning: str, key: str | None, instead: str) -> Option:
     return Option(
         names, meaning, key, "whole",
@@ -123,6 +130,15 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "layers of the drafter whose experts are on the CPU", "spec_draft_n_cpu_moe", "whole",
         variable=f"{_ENV}N_CPU_MOE",
     ),
+    _placed("Cd", "cpu-mask", "cores of the drafter"),
+    _placed("Crd", "cpu-range", "range of cores of the drafter"),
+    _placed("", "cpu-strict", "whether the drafter's threads are bound to its cores"),
+    _placed("", "prio", "priority of the drafter's threads"),
+    _placed("", "poll", "whether the drafter's threads poll for work"),
+    _placed("Cbd", "cpu-mask-batch", "cores of the drafter on prompts"),
+    _placed("", "cpu-strict-batch", "the same binding on prompts"),
+    _placed("", "prio-batch", "the same priority on prompts"),
+    _placed("", "poll-batch", "the same polling on prompts"),
     *_ngram("ngram-simple"),
     *_ngram("ngram-map-k"),
     *_ngram("ngram-map-k4v"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Final
 
 from wager.external.dialects import (
@@ -64,6 +65,19 @@ def elsewhere(name: str, engine: str) -> tuple[str, Option] | None:
         if other != engine and option is not None and option.key not in GENERAL:
             return other, option
     return None
+
+
+def meant(name: str, engine: str | None = None) -> str | None:
+    """The speculation option of ``engine`` (None: of any) that ``name`` is a slip of, or None.
+
+    Real options that nobody listed here must not be taken for slips: `--override-tensor` is as near
+    to `--override-tensor-draft` as 0.85.
+    """
+    if not name.startswith("--"):
+        return None
+    tables = _SPELLINGS.values() if engine is None else (_SPELLINGS.get(engine, {}),)
+    known = [n for table in tables for n, o in table.items() if o.key not in GENERAL]
+    return next(iter(get_close_matches(name, known, 1, 0.88)), None)
 
 
 def canonical(method: str) -> str:

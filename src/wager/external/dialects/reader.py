@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wager.external.dialects.base import Finding, Option, Severity
-from wager.external.dialects.names import FLAGS, GENERAL, elsewhere, spelled
+from wager.external.dialects.names import FLAGS, GENERAL, elsewhere, meant, spelled
 from wager.external.dialects.options import TITLES, strict_json
 
 _VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]+")
@@ -88,6 +88,8 @@ def scan(
                 found.values["target"] = token
             else:
                 found.rest.append(token)
+                if (near := meant(name, engine)) is not None:
+                    found.say("error", name, f"no such option is known: is {near} meant?")
             free = False
             continue
         free = positional
