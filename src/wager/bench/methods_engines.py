@@ -16,6 +16,7 @@ from wager.arms import Speculation
 from wager.errors import ConfigError, WagerError
 from wager.external.dialects import ENGINES, dialect
 from wager.external.dialects.options import TITLES, is_gguf
+from wager.external.dialects.programs import PROGRAMS, naming
 
 OWN: Final = "own"
 TRANSFORMERS: Final = "transformers"
@@ -25,12 +26,6 @@ HF_LAYOUT: Final = "Hugging Face layout"
 # P-EAGLE and DFlash2 go by the method of the older kind; no other engine is known to load them.
 # ngram-mod is llama.cpp's own; for another engine it would become the ngram that is listed anyway.
 _ONLY: Final = {"peagle": "vllm", "dflash2": "vllm", "ngram-mod": "llamacpp"}
-_START: Final[Mapping[str, tuple[str, ...]]] = {
-    "own": ("wager", "run"),
-    "vllm": ("vllm", "serve"),
-    "llamacpp": ("llama-server", "-m"),
-    "sglang": ("python", "-m", "sglang.launch_server", "--model-path"),
-}
 _READS_GGUF: Final = frozenset({"own", "llamacpp", "ollama"})
 _READS_GGUF_ONLY: Final = frozenset({"llamacpp", "ollama"})
 _GENERATE: Final = {
@@ -122,23 +117,13 @@ def _runs(engine: str, speculation: Speculation, target: Target) -> Runs | None:
         name = _gguf_name(name)
         notes.append(f"{name}: the model converted with llama.cpp's convert_hf_to_gguf.py")
     on_hub = target.hub and target.gguf
-    if engine in _START:
-        start = (*_START[engine], target.name if engine == OWN else name)
-        if engine == "llamacpp" and on_hub:
-            start = ("llama-server", *_llama_hub(name))
-        command = shlex.join((*start, *written.arguments))
+    if engine != "ollama":
+        named = naming(engine, target.name if engine == OWN else name, on_hub=on_hub)
+        command = shlex.join((*PROGRAMS[engine], *named, *written.arguments))
     else:
         # A Modelfile is no command: its lines are given as they are.
         command = "\n".join((f"FROM {'hf.co/' if on_hub else ''}{name}", *written.lines))
     return Runs(engine, TITLES[engine], version, command, tuple(notes))
-
-
-def _llama_hub(name: str) -> tuple[str, ...]:
-    """llama-server's options for ``org/name[:QUANT]`` or ``org/name/file.gguf``."""
-    parts = name.split("/", 2)
-    if len(parts) == 3:
-        return ("-hf", "/".join(parts[:2]), "-hff", parts[2])
-    return ("-hf", name)
 
 
 def _converted(speculation: Speculation) -> tuple[Speculation, list[str]]:

@@ -14,8 +14,9 @@ from wager.errors import ConfigError
 from wager.external.dialects import ENGINES, dialect, read_only, vllm
 from wager.external.dialects.base import Reading
 from wager.external.dialects.names import meant
+from wager.external.dialects.programs import PROGRAMS
 from wager.external.translate_bodies import read_body
-from wager.external.translate_forms import PROGRAMS, Form, forms
+from wager.external.translate_forms import Form, forms
 from wager.external.translate_split import Pasted, Role, split
 
 

@@ -13,15 +13,8 @@ from wager.errors import ConfigError
 from wager.external.dialects import dialect
 from wager.external.dialects.base import Reading, Written
 from wager.external.dialects.options import TITLES, is_gguf, is_hub_id
+from wager.external.dialects.programs import PROGRAMS, naming
 from wager.external.translate_split import Role
-
-PROGRAMS: Final = {
-    "vllm": ("vllm", "serve"),
-    "llamacpp": ("llama-server",),
-    "sglang": ("python", "-m", "sglang.launch_server"),
-    "ollama": ("ollama", "run"),
-}
-"""What starts each engine today."""
 
 _SERVERS: Final = ("vllm", "llamacpp", "sglang")
 _LLAMA_PORT: Final = "8080"
@@ -132,11 +125,9 @@ def _elsewhere(reading: Reading, verbs: Sequence[str]) -> tuple[str, ...]:
 
 def _where(engine: str, role: Role, target: str) -> tuple[str, ...]:
     """How an engine's command names its target."""
-    if engine == "llamacpp":
-        return ("-m" if target.endswith(".gguf") else "-hf", target)
-    if engine == "sglang":
-        return ("--model-path", target)
-    return ("--model", target) if role == "offline" else (target,)
+    if role == "offline" and engine == "vllm":
+        return ("--model", target)
+    return naming(engine, target)
 
 
 def _same(reading: Reading, role: Role, target: str, written: Written) -> str:

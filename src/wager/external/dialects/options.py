@@ -170,12 +170,13 @@ def _finite(text: str) -> float:
 
 def is_gguf(name: str) -> bool:
     """Whether a model's name says that it is a GGUF file or a repository of them."""
-    return name.endswith(".gguf") or (is_hub_id(name) and "gguf" in name.lower())
+    return name.lower().endswith(".gguf") or (is_hub_id(name) and "gguf" in name.lower())
 
 
 def is_hub_id(name: str) -> bool:
     """``org/name`` (and ``:quantisation``), which a path to a file is not."""
-    return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".bin", ".safetensors"))
+    file = name.lower().endswith((".gguf", ".bin", ".safetensors"))
+    return bool(_HUB_ID.fullmatch(name)) and not file
 
 
 def _short(key: str) -> str:
