@@ -124,15 +124,19 @@ class Tuner:
     def tune(self) -> Outcome:
         """Raises ConfigError and EngineError; what was finished then is in the journals."""
         begun = time.monotonic()
-        leads = [f.arm(f.longest) for f in self.wish.families if f.lead]
-        count = self.wish.wanted.count or PROMPTS
-        look = self.measure("look", leads, min(count, LOOK_PROMPTS))
-        outcome = Outcome(self.wish, look, look)
-        for lead in (Candidate(f, f.longest) for f in self.wish.families if f.lead):
-            outcome.candidates[lead.arm.name] = lead
-        outcome.notes += [f"{arm} could not be measured: {e}" for arm, e in look.failed.items()]
-        self._estimate(outcome)
-        self._decide(outcome, self._shortlist(outcome), count)
+        leads = [Candidate(f, f.longest) for f in self.wish.families if f.lead]
+        arms, count = [lead.arm for lead in leads], self.wish.wanted.count or PROMPTS
+        if len(leads) == len(self.wish.families) and all(len(c.family.lengths) < 2 for c in leads):
+            # Every arm is given: there is nothing to estimate.
+            run = self.measure("decide", arms, count)
+            outcome = Outcome(self.wish, run, run, candidates={c.arm.name: c for c in leads})
+        else:
+            look = self.measure("look", arms, min(count, LOOK_PROMPTS))
+            outcome = Outcome(self.wish, look, look, candidates={c.arm.name: c for c in leads})
+            self._estimate(outcome)
+            self._decide(outcome, self._shortlist(outcome), count)
+        failed = {**outcome.look.failed, **outcome.decided.failed}
+        outcome.notes += [f"{arm} could not be measured: {error}" for arm, error in failed.items()]
         self._settle(outcome)
         outcome.seconds = time.monotonic() - begun
         return outcome
@@ -234,8 +238,6 @@ class Tuner:
             arms = arms[:keep] if not number else rounds.best(outcome.decided, arms, keep)
             name = "decide" if number == len(found) - 1 else "first"
             outcome.decided = self.measure(name, arms, prompts)
-        failed = outcome.decided.failed.items()
-        outcome.notes += [f"{arm} could not be measured: {error}" for arm, error in failed]
 
     def _cost(self, look: Run) -> rounds.Cost:
         """Of one start of the slowest arm, from the look."""
@@ -262,7 +264,7 @@ class Tuner:
         self._schedule(outcome)
         if not outcome.decided.complete:
             outcome.notes.append("the time was up before every run was done; fewer prompts count")
-        outcome.expected = rounds.expectations(outcome.decided, outcome.chosen, self.wish.visits)
+        outcome.expected = rounds.expectations(outcome.decided, outcome.chosen)
 
     def _schedule(self, outcome: Outcome) -> None:
         """Where the best length differs by load: measure the schedule, and take it if it holds."""

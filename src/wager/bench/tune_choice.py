@@ -91,6 +91,18 @@ def visit_noise(run: Run) -> float | None:
     return math.sqrt(squares / count) if count else None
 
 
+def with_noise(ratio: Ratio, noise: float | None, visits: int) -> Ratio:
+    """The same with the runs' noise in its interval: resampling prompts knows nothing of a server
+    that happened to be slow. ``visits``: runs of each prompt in each of the two arms."""
+    if ratio.value is None or ratio.low is None or ratio.high is None:
+        return ratio
+    runs = _Z95 * (noise or 0.0) * math.sqrt(2.0 / max(1, visits))
+    below, above = (
+        math.hypot(math.log(end / ratio.value), runs) for end in (ratio.low, ratio.high)
+    )
+    return Ratio(ratio.value, ratio.value * math.exp(-below), ratio.value * math.exp(above))
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a new measurement with as many fresh prompts will show in 19 of 20 cases.
@@ -120,21 +132,19 @@ def expected(
     was measured.
     """
     ratio = together(parts)
-    count = sum(len(part.plain) for part in parts)
-    if ratio.value is None:
+    count, value = sum(len(part.plain) for part in parts), ratio.value
+    if value is None:
         return None
-    low = high = None
+    wide = Ratio(value)
     if ratio.low is not None and ratio.high is not None:
         freedom = max(1, count - sum(bool(part.plain) for part in parts))
         t = _T95[freedom - 1] if freedom <= len(_T95) else _Z95
-        few = t / _Z95 * math.sqrt((freedom + 1) / freedom)
-        runs = _Z95 * (noise or 0.0) * math.sqrt(4.0 / max(1, visits))
-        below, above = (
-            math.hypot(math.sqrt(2.0) * few * abs(math.log(end / ratio.value)), runs)
-            for end in (ratio.low, ratio.high)
-        )
-        low, high = ratio.value * math.exp(-below), ratio.value * math.exp(above)
-    return Expected(workload, clients, ratio.value, low, high, ratio.low, ratio.high, count)
+        few = math.sqrt(2.0) * t / _Z95 * math.sqrt((freedom + 1) / freedom)
+        low, high = (value * (end / value) ** few for end in (ratio.low, ratio.high))
+        # Both measurements have runs of their own.
+        wide = with_noise(Ratio(value, low, high), math.sqrt(2.0) * (noise or 0.0), visits)
+    own = with_noise(ratio, noise, visits)
+    return Expected(workload, clients, value, wide.low, wide.high, own.low, own.high, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +164,11 @@ class Score:
         return self.verdict == "do not use"
 
 
-def score(parts: Sequence[Pairs], cells: Sequence[Cell]) -> Score:
+def score(
+    parts: Sequence[Pairs], cells: Sequence[Cell], noise: float | None = None, visits: int = 2
+) -> Score:
     """``cells`` are those of the same arm and load."""
-    ratio = together(parts)
+    ratio = with_noise(together(parts), noise, visits)
     doubt = None
     if cells and all(cell.status == "NOT ACTIVE" for cell in cells):
         doubt = "nothing was drafted"

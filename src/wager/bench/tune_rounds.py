@@ -52,21 +52,21 @@ def within(left: float | None, arms: int, count: int, cost: Cost) -> list[tuple[
 
 def scores(run: Run) -> dict[str, dict[int, choice.Score]]:
     """Of every arm at every load, over all workloads."""
-    cells = run.cells()
+    cells, noise, visits = run.cells(), choice.visit_noise(run), VISITS * run.plan.repeats
     out: dict[str, dict[int, choice.Score]] = {}
     for arm in run.plan.arms[1:]:
         for load, parts in of_arm(run, arm).items():
             own = [c for c in cells if c.arm == arm.name and c.clients == load]
             if any(part.plain for part in parts):
-                out.setdefault(arm.name, {})[load] = choice.score(parts, own)
+                out.setdefault(arm.name, {})[load] = choice.score(parts, own, noise, visits)
     return out
 
 
-def expectations(run: Run, arm: Arm, visits: int) -> list[choice.Expected]:
+def expectations(run: Run, arm: Arm) -> list[choice.Expected]:
     """By load and workload, and of all workloads together where there are several."""
     if arm.name == PLAIN:
         return []
-    noise = choice.visit_noise(run)
+    noise, visits = choice.visit_noise(run), VISITS * run.plan.repeats
     out: list[choice.Expected | None] = []
     for load, parts in of_arm(run, arm).items():
         named = [(part.workload, [part]) for part in parts]
