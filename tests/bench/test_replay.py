@@ -118,6 +118,13 @@ def test_room_limits_the_drafts() -> None:
     assert [q.limit for q in script.asked] == [1]
 
 
+def test_a_draft_of_vllm_is_limited_by_the_context_only() -> None:
+    _, _, script = run([], [5, 6, 7, 8], k=8, engine="vllm")
+    assert [q.limit for q in script.asked] == [8, 8, 8]
+    _, _, script = run([], [5, 6, 7, 8], k=8, engine="vllm", context=6)
+    assert [q.limit for q in script.asked] == [4, 3, 2]
+
+
 def test_one_token_and_plain_decoding() -> None:
     counts, _, script = run([(9,)], [5], k=4)
     assert (counts.steps, counts.drafted) == (1, 0)

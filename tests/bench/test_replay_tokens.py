@@ -97,7 +97,11 @@ def test_an_end_token_in_the_middle_did_not_end_it(vocabulary: Vocabulary) -> No
 def test_the_context_limits_too(tiny_path: Path) -> None:
     vocabulary = open_vocabulary(str(tiny_path), max_model_len=10)
     tokens = vocabulary.tokens(text("", "", prompt_ids=(5,) * 4, answer_ids=(6, 2), ending="end"))
-    assert tokens.room == 6
+    assert (tokens.room, tokens.context) == (6, 6)
+    assert vocabulary.checks.beyond_context == 0
+    cut = vocabulary.tokens(text("", "", prompt_ids=(5,) * 9, answer_ids=(6, 7, 8), ending="cut"))
+    assert (cut.room, cut.context) == (3, 3)
+    assert vocabulary.checks.beyond_context == 1
 
 
 @pytest.mark.parametrize(

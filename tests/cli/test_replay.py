@@ -62,6 +62,22 @@ def test_text_and_json(
     assert json.loads(capsys.readouterr().out) == found
 
 
+def test_what_an_option_cannot_do_is_said(
+    log: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["replay", str(log), "--tokenizer", str(tiny_path), "--arms", "ngram:k=4"]
+    assert main([*line, "--group", "nosuch", "--max-model-len", "9"]) == 0
+    said = capsys.readouterr().out
+    assert "no line has the field 'nosuch'" in said
+    assert "7 answers end behind the context of --max-model-len" in said
+    assert main([*line, "--clients", "1,8"]) == 2
+    assert "add --steps" in capsys.readouterr().err
+    assert main(["replay", str(log), "--tokenizer", "nosuch"]) == 2
+    assert "error: tokenizer: there is no file" in capsys.readouterr().err
+    assert main([*line[:-1], "suffix:k=8"]) == 2
+    assert "suffix is not replayed" in capsys.readouterr().err
+
+
 def test_a_loss_is_called_one(
     tmp_path: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

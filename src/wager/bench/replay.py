@@ -139,9 +139,8 @@ def replay_one(
     Without a drafter: plain decoding.
     """
     answer = tokens.answer
-    room = _NO_LIMIT
-    if tokens.room is not None and by_rule.within_room:
-        room = tokens.room
+    room = tokens.room if by_rule.within_room else tokens.context
+    room = _NO_LIMIT if room is None else room
     counts, tried = DraftCounts(), [0] * k
     # The step that reads the prompt gives the first token, and never carries a draft.
     counts.record(0, 0, 1)

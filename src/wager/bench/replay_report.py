@@ -262,6 +262,8 @@ def notes(replay: Replay, asked: Asked) -> list[str]:
     out = [_left_out(reason, bad.count, bad.lines) for reason, bad in replay.bad.items()]
     out += [f"{n} {NOTES[key]}" for key, n in replay.notes.items()]
     out += _check_notes(replay)
+    if asked.group is not None and set(replay.arms[0].groups) == {None}:
+        out.append(f"no line has the field {asked.group!r}, so there is one group only")
     out += noted([arm.settings for arm in replay.arms])
     for arm in replay.arms:
         if arm.config is not None and not arm.total.counts.drafted:
@@ -304,6 +306,11 @@ def _check_notes(replay: Replay) -> list[str]:
         out.append(
             f"{checks.answers_differ} of {checks.answers} answers have another number of tokens "
             "than the log states: text does not always give the same tokens again"
+        )
+    if checks.beyond_context:
+        out.append(
+            f"{checks.beyond_context} answers end behind the context of --max-model-len: the "
+            "server's was longer"
         )
     if replay.requests and replay.with_ids < replay.requests:
         out.append(

@@ -27,7 +27,8 @@ class Rule:
     """How an engine steps.
 
     ``cut_after_end``: nothing is drafted behind an end token. ``within_room``: a draft leaves room
-    for the target's own token in what is left of the request's limit. ``counts_end``: an accepted
+    for the target's own token in what is left of the request's limit, not of the context alone.
+    ``counts_end``: an accepted
     end token is counted as accepted.
     """
 
@@ -72,6 +73,9 @@ class Settings:
         return GuardedDrafter.create(self.config, vocab_size)
 
 
+MODEL_FREE: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods of vLLM that draft without a model."""
+
 DEFAULT_ARMS: Final = {
     "own": "ngram:k=4,min=2,max=5,ngram:k=8,min=2,max=5",
     "vllm": "ngram:k=4,min=2,max=5,ngram:k=8,min=2,max=5",
@@ -104,6 +108,11 @@ def _own(speculation: Speculation) -> SpeculationConfig | None:
             raise _needs_a_model(method)
         if method in llamacpp_table.METHODS:
             raise ConfigError(f"arms: {method} is llama.cpp's; replay it with --engine llamacpp")
+        if method in MODEL_FREE:
+            raise ConfigError(
+                f"arms: {method} is not replayed: wager's own engine does not draft this way yet; "
+                "replay ngram, or measure it with wager bench --engine vllm"
+            )
         # Names that nobody knows are refused here, with the list of those that exist.
         drafter_class(method)
     return SpeculationConfig.parse(speculation.config())
@@ -142,9 +151,8 @@ def _without(speculation: Speculation, key: str) -> Speculation:
 
 def _with_a_model(method: str) -> bool:
     method = llamacpp_table.TO_CANONICAL.get(method, method)
-    model_free = {"ngram", "ngram_gpu", "suffix"}
     known = {*vllm_table.METHODS, *vllm_table.MTP_ALIASES}
-    return method in known - model_free
+    return method in known - MODEL_FREE
 
 
 def _needs_a_model(method: str) -> ConfigError:

@@ -33,7 +33,7 @@ class Tokens:
 
     ``ended``: the last token of the answer ended it; otherwise a limit did. ``room`` is the most
     tokens that the answer might have had, None for no limit. ``ends`` are tokens that would have
-    ended it.
+    ended it. ``context`` is the part of ``room`` that is the context's and no limit of the request.
     """
 
     prompt: list[int]
@@ -41,11 +41,15 @@ class Tokens:
     ended: bool
     room: int | None
     ends: frozenset[int]
+    context: int | None = None
 
 
 @dataclass(slots=True)
 class Checks:
-    """Where the log states what the tokenizer gave: how often the two agree."""
+    """Where the log states what the tokenizer gave: how often the two agree.
+
+    ``beyond_context``: answers that ended where the context asked for had long been full.
+    """
 
     prompts: int = 0
     prompts_differ: int = 0
@@ -53,6 +57,7 @@ class Checks:
     answers_differ: int = 0
     decoded: int = 0
     decoded_differ: int = 0
+    beyond_context: int = 0
 
 
 @dataclass(slots=True)
@@ -88,7 +93,9 @@ class Vocabulary:
                     "the tokenizer is another model's"
                 )
         ended = recorded.ending != "cut" or answer[-1] in ends
-        return Tokens(prompt, answer, ended, self._room(recorded, prompt, answer, ended), ends)
+        context = self._context(prompt, answer)
+        room = self._room(recorded, answer, ended, context)
+        return Tokens(prompt, answer, ended, room, ends, context)
 
     def _prompt(self, recorded: Recorded) -> tuple[list[int], str | None]:
         """Token ids, and the text where they come from one."""
@@ -134,14 +141,20 @@ class Vocabulary:
             decoded = self.tokenizer.decode(recorded.answer_ids)
             checks.decoded_differ += not decoded.startswith(recorded.answer[:64])
 
+    def _context(self, prompt: list[int], answer: list[int]) -> int | None:
+        """Tokens of an answer that the server's context had room for; None where it is unknown."""
+        if self.max_model_len is None:
+            return None
+        room = self.max_model_len - len(prompt)
+        self.checks.beyond_context += room < len(answer)
+        return max(room, len(answer))
+
     def _room(
-        self, recorded: Recorded, prompt: list[int], answer: list[int], ended: bool
+        self, recorded: Recorded, answer: list[int], ended: bool, context: int | None
     ) -> int | None:
         if not ended:
             return len(answer)
-        limits = [] if recorded.max_tokens is None else [recorded.max_tokens]
-        if self.max_model_len is not None:
-            limits.append(self.max_model_len - len(prompt))
+        limits = [n for n in (recorded.max_tokens, context) if n is not None]
         return max(min(limits), len(answer)) if limits else None
 
 
@@ -169,9 +182,9 @@ def _path(name: str) -> Path:
         return path.parent
     try:
         return resolve(name)
-    except ModelError:
+    except ModelError as error:
         if path.exists() or not _HUB_NAME.fullmatch(name):
-            raise
+            raise type(error)(f"tokenizer: {str(error).removeprefix('model: ')}") from None
     return _from_hub(name)
 
 

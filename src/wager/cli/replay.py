@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wager.arms import Arm, parse_arms
-from wager.cli.bench_options import loads
+from wager.cli.bench_options import numbers_of_clients
 from wager.cli.status import INTERRUPTED
 from wager.errors import ConfigError
 
@@ -59,8 +59,10 @@ Steps = Annotated[
                       "adds the estimated speed-up."),
 ]  # fmt: skip
 Clients = Annotated[
-    str, typer.Option("--clients", metavar="LIST", help="With --steps: requests in flight.")
-]
+    str | None,
+    typer.Option("--clients", metavar="LIST", show_default=False,
+                 help="With --steps: requests in flight. Default: 1,8,32."),
+]  # fmt: skip
 MaxModelLen = Annotated[
     int | None,
     typer.Option("--max-model-len", show_default=False,
@@ -84,7 +86,7 @@ def replay(
     pairs: Pairs = None,
     group: Group = None,
     steps: Steps = None,
-    clients: Clients = "1,8,32",
+    clients: Clients = None,
     max_model_len: MaxModelLen = None,
     limit: Limit = None,
     json_file: JsonFile = None,
@@ -101,7 +103,9 @@ def replay(
 
     rule(engine)
     wanted = parse_arms(DEFAULT_ARMS[engine] if arms is None else arms)
-    together = tuple(load.clients or 1 for load in loads(clients, None))
+    if clients is not None and steps is None:
+        raise ConfigError("clients: only the estimate of --steps depends on them; add --steps")
+    together = tuple(numbers_of_clients(clients or "1,8,32"))
     if json_file is not None and str(json_file) != "-":
         from wager.bench.results import check_writable
 
