@@ -145,6 +145,17 @@ def test_what_is_refused(tiny_path: Path, tmp_path: Path, capsys: Capture) -> No
     )
     assert "no layers for multi-token prediction" in refused(capsys, model, "--draft", "mtp")
     assert "no file or directory 'nothing'" in refused(capsys, model, "--draft", "nothing")
+    assert "draft: there is no" in refused(capsys, model, "--draft", "nothing")
+    assert "is the method ngram meant?" in refused(capsys, model, "--draft", "ngrm")
+    assert "methods are ngram, suffix, " in refused(capsys, model, "--draft", "eagle3")
+    gguf = str(write_tiny_gguf(tmp_path / "m.gguf", tensor_type="Q8_0"))
+    assert "engine: vLLM 0.32 reads no GGUF files" in refused(capsys, gguf, "--engine", "vllm")
+    assert "draft: vLLM 0.32 reads no GGUF files" in refused(
+        capsys, model, "--engine", "vllm", "--draft", gguf
+    )
+    assert "kv-memory: llama-server has no such option" in refused(
+        capsys, gguf, "--engine", "llamacpp", "--kv-memory", "1GB"
+    )
     qwen = write_tiny_hf(tmp_path / "q", config={"architectures": ["Qwen3ForCausalLM"]})
     assert "does not run Qwen3ForCausalLM; take --engine vllm" in refused(
         capsys, str(qwen), "--engine", "own"
@@ -156,6 +167,17 @@ def test_what_is_refused(tiny_path: Path, tmp_path: Path, capsys: Capture) -> No
 def test_a_context_beyond_the_models_own_is_mentioned(tiny_path: Path, capsys: Capture) -> None:
     found = fit(capsys, str(tiny_path), "--max-model-len", "1024", "--memory", "400MB")
     assert found["notes"] == ["the model's own longest context is 512 tokens"]
+
+
+def test_what_the_engine_does_otherwise_is_mentioned(tiny_path: Path, capsys: Capture) -> None:
+    line = (str(tiny_path), "--memory", "1GB", "--kv-memory", "2GB")
+    found = fit(capsys, *line, "--draft", "suffix")
+    assert [note.split(":")[0] for note in found["notes"]] == [
+        "wager's own engine does not draft by suffix yet (it has ngram)", "kv-memory",
+    ]  # fmt: skip
+    found = fit(capsys, *line[:3], "--kv-memory", "10MB", "--draft", "ngram-mod")
+    assert found["notes"] == ["own has no ngram-mod: reckoned as ngram"]
+    assert found["plain"]["left_for_kv"] == 10**7
 
 
 @pytest.mark.parametrize("draft", [(), ("--draft", "ngram")])

@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from wager.errors import ModelError, UnsupportedModel
 from wager.models.facts import read_facts
 from wager.models.facts_gguf import part_names
 from wager.models.gguf_file import SIZES, read_gguf
+from wager.models.load import resolve
 
 # Layouts
 
@@ -230,3 +232,9 @@ def test_a_real_file() -> None:
     file = read_gguf(path)
     data = path.stat().st_size - len(file.header)
     assert 0.99 * data < facts.weight_bytes <= data
+
+
+@pytest.mark.parametrize("open_it", [read_facts, resolve])
+def test_an_empty_name_is_not_the_directory_one_is_in(open_it: Callable[[str], object]) -> None:
+    with pytest.raises(ModelError, match="model: the name is empty"):
+        open_it("")

@@ -17,12 +17,16 @@ from wager.errors import ConfigError
 from wager.models.facts import KV_BITS, ModelFacts
 from wager.models.gguf_file import BLOCKS
 from wager.models.safetensors_file import READABLE
+from wager.registry import drafter_names
 
 # Methods without a model, and the draft length that engines give them when none is asked for.
 FREE_METHODS: Final = {
     "ngram": 5, "suffix": 16, "ngram-simple": 48, "ngram-map-k": 48, "ngram-map-k4v": 48,
     "ngram-mod": 64, "ngram-cache": 8,
 }  # fmt: skip
+METHODS: Final = (*FREE_METHODS, "mtp")
+"""What can be named instead of a model."""
+
 _DEFAULT_K: Final = {"llamacpp": 3}
 _HEAD_K: Final = 4
 _ALIASES: Final = {
@@ -77,6 +81,7 @@ class Fit:
     memory_what: str
     memory_free: int | None
     usable: int
+    kv_memory: int | None
     plain: Side
     drafted: Side | None
     notes: list[str]
@@ -129,7 +134,7 @@ def _method(draft: str, target: ModelFacts, engine: str, k: int | None) -> Draft
 
 def is_method(draft: str) -> bool:
     """Whether the word names a method and not a model."""
-    return draft in FREE_METHODS or draft == "mtp"
+    return draft in METHODS
 
 
 def choose_engine(target: ModelFacts) -> tuple[str, str | None]:
@@ -225,6 +230,7 @@ def fit(
         memory_what=memory_what,
         memory_free=memory_free,
         usable=plain.usable(),
+        kv_memory=kv_memory,
         plain=_side(plain, kv_memory),
         drafted=_side(drafted, kv_memory) if drafted else None,
         notes=[],
@@ -306,6 +312,13 @@ def _notes(found: Fit) -> list[str]:
     if found.drafter is not None and found.drafter.facts is not None:
         notes.extend(f"{found.drafter.facts.name}: {note}" for note in found.drafter.facts.notes)
         notes.extend(_vocabularies(found.target, found.drafter))
+    if found.drafter is not None and setting.engine == "own":
+        method, known = found.drafter.method, drafter_names()
+        if method not in known:
+            notes.append(
+                f"wager's own engine does not draft by {method} yet (it has {', '.join(known)}): "
+                "the figures are what it would take"
+            )
     if setting.tensor_parallel > 1:
         notes.append(
             f"figures are those of one of {setting.tensor_parallel} devices; norms are counted as "
@@ -319,6 +332,12 @@ def _notes(found: Fit) -> list[str]:
         notes.append("recurrent state is counted once per draft token more, to take back refused "
                      "drafts")  # fmt: skip
     free, needed = found.memory_free, total(found.plain.parts) + found.plain.kv_asked
+    least = min(side.left for side in (found.plain, found.drafted) if side is not None)
+    if found.kv_memory is not None and least < found.kv_memory:
+        notes.append(
+            f"kv-memory: {found.kv_memory / 1e9:.2f} GB were asked for, but there is not as much: "
+            "the engine would not start with it"
+        )
     if free is not None and free < needed:
         notes.append(f"only {free / 1e9:.2f} GB of it are free now; this takes {needed / 1e9:.2f}")
     return notes

@@ -131,7 +131,9 @@ def rows(found: Fit) -> Iterator[tuple[str, str, str, str]]:
         left, right = (NA if side is None else spell(side) for side in each)
         return name, left, right if found.drafted else "", text
 
-    yield row("left for KV", "memory less the above", lambda s: size(s.left))
+    asked = any(side is not None and side.left == found.kv_memory for side in each)
+    above = "at most --kv-memory, and memory less the above" if asked else "memory less the above"
+    yield row("left for KV", above, lambda s: size(s.left))
     yield row("KV per token", "from files", lambda s: size(s.kv_per_token))
     if found.plain.state_per_sequence:
         yield row("state per sequence", "from files", lambda s: size(s.state_per_sequence))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wager.errors import ConfigError
+from wager.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from wager.bench.fit import Fit
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 ENGINES = ("own", "vllm", "llamacpp", "sglang")
 _UTILIZATION = {"vllm": 0.92}
+_NO_KV_OPTION = {
+    "llamacpp": "llama-server has no such option, its room for keys and values follows from "
+                "--max-model-len and --clients",
+    "sglang": "SGLang has no such option; leave it out",
+}  # fmt: skip
 
 Model = Annotated[
     str,
@@ -89,13 +94,7 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Work out what fits into memory, with a drafter and without: weights, KV, context, clients."""
-    for name, value, high in (
-        ("clients", clients, 1 << 16), ("max-model-len", max_model_len, 1 << 30),
-        ("num-speculative-tokens", num_speculative_tokens, 1024),
-        ("tensor-parallel-size", tensor_parallel_size, 1024),
-    ):  # fmt: skip
-        if value is not None and not 1 <= value <= high:
-            raise ConfigError(f"{name}: must be from 1 to {high}, got {value}")
+    _check_numbers(clients, max_model_len, num_speculative_tokens, tensor_parallel_size)
     if engine is not None and engine not in ENGINES:
         raise ConfigError(f"engine: must be one of {', '.join(ENGINES)}; got {engine!r}")
     if device not in ("auto", "cpu", "gpu"):
@@ -105,11 +104,15 @@ def fit(
     from wager.bench.fit_memory import Setting
     from wager.models.facts import read_facts
 
-    given = None if memory is None else parse_size(memory, "memory")
-    room = None if kv_memory is None else parse_size(kv_memory, "kv-memory")
+    given, room = (
+        None if text is None else parse_size(text, option)
+        for text, option in ((memory, "memory"), (kv_memory, "kv-memory"))
+    )
     target = read_facts(model, tokenizer=draft is not None and not work.is_method(draft))
     chosen, why = (engine, None) if engine else work.choose_engine(target)
     _check_engine(chosen, target, engine, tensor_parallel_size, gpu_memory_utilization)
+    if room is not None and chosen in _NO_KV_OPTION:
+        raise ConfigError(f"kv-memory: {_NO_KV_OPTION[chosen]}")
     drafter = _drafter(draft, target, chosen, num_speculative_tokens)
     where, size, kind = _memory(chosen, device, given)
     width, _ = work.weight_width(chosen, dtype, target)
@@ -132,9 +135,20 @@ def fit(
         found.notes.insert(0, f"reckoned for {chosen}: {why}")
     if max_model_len is not None and max_model_len > target.max_context:
         found.notes.append(f"the model's own longest context is {target.max_context:,} tokens")
+    if drafter is not None and work.is_method(draft or "") and drafter.method != draft:
+        found.notes.append(f"{chosen} has no {draft}: reckoned as {drafter.method}")
     if where == "gpu" and tensor_parallel_size > size.devices and given is None:
         found.notes.append(f"this machine has {size.devices} GPU(s), not {tensor_parallel_size}")
     _show(found, as_json)
+
+
+def _check_numbers(clients: int, context: int | None, k: int | None, tp: int) -> None:
+    for name, value, high in (
+        ("clients", clients, 1 << 16), ("max-model-len", context, 1 << 30),
+        ("num-speculative-tokens", k, 1024), ("tensor-parallel-size", tp, 1024),
+    ):  # fmt: skip
+        if value is not None and not 1 <= value <= high:
+            raise ConfigError(f"{name}: must be from 1 to {high}, got {value}")
 
 
 def _check_engine(
@@ -146,6 +160,11 @@ def _check_engine(
         raise ConfigError(
             f"engine: llama.cpp runs GGUF files, and {target.name} is none; name its GGUF file "
             "(org/name:Q4_K_M on the hub)"
+        )
+    if engine == "vllm" and is_gguf(target):
+        raise ConfigError(
+            f"engine: vLLM 0.32 reads no GGUF files, and {target.name} is one; name the model that "
+            "it was made from (a directory, or org/name on the hub)"
         )
     other, why = choose_engine(target)
     if named == "own" and why is not None:
@@ -170,15 +189,36 @@ def _utilization(engine: str, asked: float | None) -> float:
 
 
 def _drafter(draft: str | None, target: ModelFacts, engine: str, k: int | None) -> Drafter | None:
-    from wager.bench.fit import drafter_of, is_method
+    from wager.bench.fit import drafter_of, is_gguf, is_method
     from wager.models.facts import read_facts
 
     if draft is None:
         if k is not None:
             raise ConfigError("num-speculative-tokens: nothing drafts; add --draft")
         return None
-    facts = None if is_method(draft) else read_facts(draft)
+    if is_method(draft):
+        return drafter_of(draft, target, None, engine, k)
+    try:
+        facts = read_facts(draft)
+    except ModelError as error:
+        raise type(error)(f"draft: {str(error).removeprefix('model: ')}{_hint(draft)}") from None
+    if engine == "vllm" and is_gguf(facts):
+        raise ConfigError(f"draft: vLLM 0.32 reads no GGUF files, and {draft} is one")
     return drafter_of(draft, target, facts, engine, k)
+
+
+def _hint(draft: str) -> str:
+    """What a word that is neither a model nor a method may stand for."""
+    from difflib import get_close_matches
+
+    from wager.bench.fit import METHODS
+
+    if "/" in draft or "." in draft:
+        return ""
+    near = get_close_matches(draft, METHODS, 1)
+    if near:
+        return f"; is the method {near[0]} meant?"
+    return f"; methods are {', '.join(METHODS)}; any other needs its model, by path or name"
 
 
 def _memory(engine: str, device: str, given: int | None) -> tuple[Device, Memory, Kind]:

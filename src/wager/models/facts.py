@@ -118,6 +118,8 @@ def pickles(names: list[str]) -> list[str]:
 
 
 def _local(name: str) -> Path | None:
+    if not name.strip():
+        raise ModelError("model: the name is empty; give a pulled name, a directory or a GGUF file")
     entry = CATALOGUE.get(name)
     if entry is not None:
         pulled = models_dir() / entry.name / entry.filename

@@ -50,6 +50,8 @@ class Model:
 
 def resolve(name_or_path: str) -> Path:
     """The path of a pulled name, of a model directory, or of a GGUF file. Raises ModelError."""
+    if not name_or_path.strip():
+        raise ModelError("model: the name is empty; give a pulled name, a directory or a GGUF file")
     entry = CATALOGUE.get(name_or_path)
     if entry is not None:
         pulled = models_dir() / entry.name / entry.filename
