@@ -131,13 +131,13 @@ def rows(found: Fit) -> Iterator[tuple[str, str, str, str]]:
         left, right = (NA if side is None else spell(side) for side in each)
         return name, left, right if found.drafted else "", text
 
-    asked = any(side is not None and side.left == found.kv_memory for side in each)
-    above = "at most --kv-memory, and memory less the above" if asked else "memory less the above"
-    yield row("left for KV", above, lambda s: size(s.left))
+    limited = any(side is not None and side.left == found.kv_memory for side in each)
+    limit = "--kv-memory, at most " if limited else ""
+    yield row("left for KV", f"estimated: {limit}memory less the above", lambda s: size(s.left))
     yield row("KV per token", "from files", lambda s: size(s.kv_per_token))
     if found.plain.state_per_sequence:
         yield row("state per sequence", "from files", lambda s: size(s.state_per_sequence))
-    yield row("KV tokens", "left for KV / KV per token", lambda s: f"{s.kv_tokens:,}")
+    yield row("KV tokens", "estimated: left for KV / KV per token", lambda s: f"{s.kv_tokens:,}")
     yield row("lookahead slots", "drafts of all clients", lambda s: f"{s.lookahead:,}")
     clients = found.setting.clients
     yield row("largest context, 1 client", _LIMIT, lambda s: _tokens(s.largest_one))
@@ -145,11 +145,12 @@ def rows(found: Fit) -> Iterator[tuple[str, str, str, str]]:
         name = f"largest context, {clients} clients"
         yield row(name, _LIMIT, lambda s: _tokens(s.largest_all))
     name = f"clients at {found.setting.max_model_len:,} tokens"
-    yield row(name, "KV tokens / context", lambda s: f"{s.clients_at:,.1f}")
+    whole = ", whole slots" if found.setting.engine == "llamacpp" else ""
+    yield row(name, f"estimated: KV tokens / context{whole}", lambda s: f"{s.clients_at:,.1f}")
     yield from _part_rows(found, lambda side: side.host, " (host)")
 
 
-_LIMIT: Final = "at most the model's own"
+_LIMIT: Final = "estimated: at most the model's own"
 
 
 def _tokens(count: int | None) -> str:
