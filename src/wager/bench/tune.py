@@ -134,7 +134,7 @@ class Tuner:
             look = self.measure("look", arms, min(count, LOOK_PROMPTS))
             outcome = Outcome(self.wish, look, look, candidates={c.arm.name: c for c in leads})
             self._estimate(outcome)
-            self._decide(outcome, self._shortlist(outcome), count)
+            self._decide(outcome, count)
         failed = {**outcome.look.failed, **outcome.decided.failed}
         outcome.notes += [f"{arm} could not be measured: {error}" for arm, error in failed.items()]
         self._settle(outcome)
@@ -200,10 +200,7 @@ class Tuner:
             outcome.basis[method] = _basis(accepted, cost)
 
     def _shortlist(self, outcome: Outcome) -> list[Candidate]:
-        """What is worth real runs; settled once, so that a resumed run measures the same."""
-        kept = None if self.wish.run_dir is None else self.wish.run_dir / "candidates.json"
-        if kept is not None and self.wish.resume and kept.is_file():
-            return _read(kept, self.wish.families)
+        """What is worth real runs."""
         found = [p.candidate for p in shortlist(list(outcome.predictions.values()))]
         families = self.wish.families
         known = [_lead(families, p.candidate.family) for p in outcome.predictions.values()]
@@ -215,13 +212,11 @@ class Tuner:
                     "lengths are measured as they are"
                 )
                 found += blind(family)
-        if kept is not None:
-            rows = [[c.family.method, dict(c.family.options), c.k] for c in found]
-            kept.write_text(json.dumps(rows) + "\n", encoding="utf-8")
         return found
 
-    def _decide(self, outcome: Outcome, candidates: Sequence[Candidate], count: int) -> None:
+    def _decide(self, outcome: Outcome, count: int) -> None:
         """Real runs of the candidates, in rounds where time is short."""
+        candidates, found = self._rounds(outcome, count)
         for one in candidates:
             outcome.candidates[one.arm.name] = one
         if not candidates:
@@ -231,13 +226,30 @@ class Tuner:
             )
             return
         arms = [one.arm for one in candidates]
-        found = rounds.within(self._left(), len(arms), count, self._cost(outcome.look))
         if not found:
             outcome.notes.append("the time was up after the look: the choice rests on it alone")
         for number, (keep, prompts) in enumerate(found):
             arms = arms[:keep] if not number else rounds.best(outcome.decided, arms, keep)
+            if keep < len(candidates) and not number:
+                outcome.notes.append(f"there was time for {keep} of {len(candidates)} arms")
             name = "decide" if number == len(found) - 1 else "first"
             outcome.decided = self.measure(name, arms, prompts)
+
+    def _rounds(
+        self, outcome: Outcome, count: int
+    ) -> tuple[list[Candidate], list[tuple[int, int]]]:
+        """Candidates and rounds; settled once, so that a resumed run measures the same."""
+        kept = None if self.wish.run_dir is None else self.wish.run_dir / "rounds.json"
+        if kept is not None and self.wish.resume and kept.is_file():
+            return _read(kept, self.wish.families)
+        candidates = self._shortlist(outcome)
+        cost = self._cost(outcome.look)
+        found = rounds.within(self._left(), len(candidates), count, cost) if candidates else []
+        if kept is not None:
+            rows = [[c.family.method, dict(c.family.options), c.k] for c in candidates]
+            text = json.dumps({"candidates": rows, "rounds": found})
+            kept.write_text(text + "\n", encoding="utf-8")
+        return candidates, found
 
     def _cost(self, look: Run) -> rounds.Cost:
         """Of one start of the slowest arm, from the look."""
@@ -363,15 +375,15 @@ def _answers(measurement: Measurement, arm: Arm) -> list[list[Any]]:
     return list(measurement.answers.get(arm.name, {}).values())
 
 
-def _read(path: Path, families: Sequence[Family]) -> list[Candidate]:
+def _read(path: Path, families: Sequence[Family]) -> tuple[list[Candidate], list[tuple[int, int]]]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
         out = []
-        for method, options, k in rows:
+        for method, options, k in saved["candidates"]:
             family = next(f for f in families if (f.method, dict(f.options)) == (method, options))
             out.append(Candidate(family, k))
-        return out
-    except (OSError, ValueError, TypeError, StopIteration) as error:
+        return out, [(int(keep), int(prompts)) for keep, prompts in saved["rounds"]]
+    except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
         raise ConfigError(
             f"resume: {path} belongs to a run with other methods; repeat its command with "
             "--resume, or choose another --run-dir"
