@@ -20,7 +20,7 @@ from wager.arms import PLAIN, Arm
 from wager.backend import Answer, Counters, Load, Prompt, Started
 from wager.bench import suites, suites_report
 from wager.bench.plan import Plan, PlannedCell, content, schedule
-from wager.bench.run import Executor, Run
+from wager.bench.run import Event, Executor, Run
 from wager.bench.sources import Wanted
 from wager.bench.suites import Estimating, Speed
 from wager.bench.summary import Target, summarise
@@ -127,6 +127,16 @@ def test_a_server_answers_the_dropped_batch_before_each_cell() -> None:
     assert set(run.measurements[0].answers[PLAIN]) == {f"a-{i}" for i in range(6)}
     # Differences of the counters: three batches on each of two servers, none of them dropped.
     assert run.measurements[0].counters(ON.name).drafted == 6
+
+
+def test_progress_goes_through_a_cell_not_through_each_of_its_batches() -> None:
+    heard: list[Event] = []
+    wanted = plan(batched(2, 2, "a"), engine="vllm")
+    scripted = ScriptedBackend(fresh_start_is_cheap=False)
+    Executor(scripted, Run.of(wanted), progress=heard.append).execute()
+    first = [(e.done, e.total) for e in heard if "server 1 of 4" in e.what]
+    assert first == [(n, 6) for n in range(1, 7)]
+    assert (heard[-1].done_in_all, heard[-1].in_all) == (24, 24)
 
 
 def test_the_own_engine_drops_it_once_per_arm() -> None:

@@ -235,8 +235,8 @@ class Executor:
         return tally
 
     def _shown_as(self, key: PartKey, part: Part) -> object:
-        """Parts shown as one; on a server of its own each is long enough to stand alone."""
-        return part.cell if self.backend.fresh_start_is_cheap else key
+        """Parts shown as one: those of a cell, and on a server of its own those of one server."""
+        return part.cell if self.backend.fresh_start_is_cheap else (key[0], part.cell)
 
     def _tell(self, key: PartKey, part: Part, answered: int) -> None:
         if part.cell is None:
