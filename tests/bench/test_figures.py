@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.scripted import reply, silent
 from tests.bench.test_results import SCHEMA, arm_result, cell_of, report, strict, valid
-from wager.backend import Counters
+from wager.backend import Answer, Counters
 from wager.bench.figures import advice
 from wager.bench.identity import Identity
 from wager.bench.results import Cell, StartUp
@@ -86,6 +86,48 @@ def test_failed_replies_are_counted_and_in_no_figure() -> None:
     assert (nothing.outputs, nothing.speedup, nothing.verdict) == (0, None, None)
     assert nothing.requests == []
     valid(found, nothing)
+
+
+def test_many_failures_leave_no_verdict() -> None:
+    """Those that did not fail are no fair sample: perhaps the short ones alone were in time."""
+    plain = [[reply(f"p{i}", total=2.0), reply(f"p{i}", total=2.0)] for i in range(10)]
+    fast = [[reply(f"p{i}", total=1.5), reply(f"p{i}", total=1.5)] for i in range(10)]
+
+    def lose(arm: list[list[Answer]], number: int) -> list[list[Answer]]:
+        gone = [[a[0], replace(a[1], error="gone")] for a in arm[:number]]
+        return [*gone, *arm[number:]]
+
+    assert cell_of(plain, lose(fast, 1)).verdict == "use"
+    found = cell_of(plain, lose(fast, 2))
+    assert (found.verdict, found.status, found.speedup) == (None, "measured", 2.0 / 1.5)
+    assert found.reason.startswith("10 % of an arm's replies failed")
+    assert cell_of(lose(plain, 2), fast).verdict is None
+    valid(found)
+
+
+def test_replies_that_all_failed_say_nothing_about_drafting() -> None:
+    bad = [[replace(reply(f"p{i}"), error="HTTP 400")] for i in range(6)]
+    found = cell_of(
+        [[reply(f"p{i}")] for i in range(6)], bad, counted=Counters(drafted=0, drafts=0)
+    )
+    assert (found.active, found.status, found.verdict) == (None, "measured", None)
+    assert "replies failed" in found.reason
+    valid(found)
+
+
+def test_tokens_behind_the_end_of_a_reply_bring_nothing() -> None:
+    """vLLM counts them as accepted: ten steps of nine tokens, of which two replies used 80."""
+    counted = Counters(steps=12, drafts=10, drafted=80, accepted=80, generated=82)
+    found = cell_of([[reply("a")]], [[silent(reply("a"))]], counted=counted)
+    assert found.tokens_per_step == 82 / 12
+    assert (found.acceptance_length, found.acceptance_rate) == (9.0, 1.0)
+
+
+def test_the_own_engine_that_drafted_nothing_had_nothing_to_draft_from() -> None:
+    idle = [[reply(f"p{i}", drafts=[(0, 0)] * 3)] for i in range(6)]
+    assert cell_of(idle, idle).reason.endswith("plain decoding: there was nothing to draft from")
+    other = cell_of(idle, idle, engine="vllm")
+    assert other.reason.endswith("or the method did not reach the engine")
 
 
 def test_sampled_replies_of_another_engine_are_not_compared() -> None:

@@ -235,9 +235,32 @@ def test_replies_of_other_lengths_are_compared_per_token() -> None:
     plain = [[reply("a", range(10), first=0.0, total=10.0)]]
     spec = [[reply("a", range(5), first=0.0, total=2.5)]]
     found = cell_of(plain, spec)
-    assert found.speedup == 2.0
+    # Five tokens are missing, each of 2.5 / 4 s.
+    assert found.speedup == pytest.approx(10.0 / (2.5 + 5 * 2.5 / 4))
     assert found.decode_speedup == pytest.approx((10 / 9) / (2.5 / 4))
     assert found.identical == 0
+
+
+def test_the_prompt_takes_no_longer_for_a_longer_reply() -> None:
+    """Equal arms stay equal however the lengths of their sampled replies fall: 5 s for the prompt,
+    1 s for each later token, in both."""
+
+    def took(name: str, tokens: int) -> list[Answer]:
+        return [reply(name, range(tokens), first=5.0, total=5.0 + tokens - 1, drafts=None)]
+
+    lengths = [(4, 16), (16, 4), (8, 2), (2, 8), (3, 12), (12, 3)]
+    plain = [took(f"p{i}", a) for i, (a, _) in enumerate(lengths)]
+    spec = [took(f"p{i}", b) for i, (_, b) in enumerate(lengths)]
+    found = cell_of(plain, spec, engine="vllm", temperature=0.7)
+    assert (found.speedup, found.verdict) == (pytest.approx(1.0), "no difference")
+
+
+def test_seconds_and_tokens_of_runs_of_other_lengths_belong_together() -> None:
+    """Both arms make a token a second; only the lengths of the two plain runs differ."""
+    plain = [[reply("a", range(n), 1.0, float(n), drafts=None) for n in (8, 4)]]
+    spec = [[reply("a", range(6), 1.0, 6.0, drafts=None) for _ in range(2)]]
+    found = cell_of(plain, spec, engine="vllm")
+    assert (found.speedup, found.decode_speedup, found.plain_tok_s) == (1.0, 1.0, 1.0)
 
 
 def test_identical_means_every_run_of_both_arms() -> None:

@@ -37,6 +37,13 @@ def test_the_verify_cost_binds_where_the_drafts_are_good() -> None:
     )
 
 
+def test_with_others_a_step_may_have_waited_for_their_prompts() -> None:
+    assert reason(replace(BASE, alone=False)) == (
+        "a step costs 3.70 plain steps (estimated, the prompts read meanwhile included) and "
+        "brings 3.70 tokens (step time binds)"
+    )
+
+
 def test_the_prompt_binds_before_all_else_but_is_no_reason_for_a_gain() -> None:
     assert "62 % of the plain time goes into reading the prompt" in reason(
         replace(BASE, prefill_share=0.62)

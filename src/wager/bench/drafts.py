@@ -75,12 +75,16 @@ def _of_server(counted: Counters) -> DraftFigures:
     if steps is None and counted.generated is not None and accepted is not None:
         # Each step of a request commits its accepted tokens and one more.
         steps = counted.generated - accepted
+    per_step = 1.0 + accepted / steps if steps and accepted is not None else None
+    if steps and counted.generated is not None and accepted is not None:
+        # Output alone: vLLM counts draft tokens as accepted that lie behind the end of a reply.
+        per_step = counted.generated / steps
     per_draft = accepted / drafts if drafts and accepted is not None else None
     at = counted.accepted_at
     unconditional = [a / drafts for a in at] if at and drafts and max(at) <= drafts else None
     return DraftFigures(
         source="server",
-        tokens_per_step=1.0 + accepted / steps if steps and accepted is not None else None,
+        tokens_per_step=per_step,
         acceptance_length=None if per_draft is None else 1.0 + per_draft,
         coverage=min(1.0, drafts / steps) if steps and drafts is not None else None,
         drafted_per_draft=drafted / drafts if drafts else None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wager.arms import PLAIN, Arm
-from wager.backend import Answer, Prompt
+from wager.backend import Answer, Counters, Prompt
 from wager.bench.checks import followed, loops
 from wager.bench.drafts import DraftFigures
 from wager.bench.drafts import figures as draft_figures
@@ -21,37 +21,65 @@ from wager.bench.statistics import (
     Verdict,
     ceiling,
     disturbed,
+    mean,
     median,
     paired_ratio,
     verdict,
 )
-from wager.bench.verdicts import AtLoad, Facts, OverLoads, Status, over_loads, reason
+from wager.bench.verdicts import (
+    TOLERATED_FAILURES,
+    AtLoad,
+    Facts,
+    OverLoads,
+    Status,
+    over_loads,
+    reason,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds of one prompt in one arm, medians over its runs; None is not known.
+    """Seconds and tokens of one prompt in one arm over its runs; None is not known.
 
-    ``decode`` seconds are of ``decode_tokens`` tokens, those after the first piece of the reply.
+    Medians where every run gave as many tokens, else means, so that the tokens are those of the
+    seconds. ``decode`` seconds are of ``decode_tokens`` tokens, those after the first piece.
     """
 
     total: float
     first: float | None
-    tokens: int | None
+    tokens: float | None
     decode: float | None
-    decode_tokens: int | None
+    decode_tokens: float | None
 
     @classmethod
     def of(cls, answers: Sequence[Answer], at_once_s: float) -> _Times:
         decodes = [d for a in answers if (d := decode(a, at_once_s)) is not None]
+        told = [n for a in answers if (n := count_of(a)) is not None]
+        known = len(told) == len(answers)
         whole = len(decodes) == len(answers)
+        middle = median if len(set(told)) <= 1 else mean
+        of_decode = median if len({d.tokens for d in decodes}) <= 1 else mean
         return cls(
-            median([a.total_s for a in answers]) or 0.0,
-            median([a.first_token_s for a in answers if a.first_token_s is not None]),
-            count_of(answers[0]),
-            median([d.seconds for d in decodes]) if whole else None,
-            decodes[0].tokens if whole else None,
+            middle([a.total_s for a in answers]) or 0.0,
+            middle([a.first_token_s for a in answers if a.first_token_s is not None]),
+            middle([float(n) for n in told]) if known else None,
+            of_decode([d.seconds for d in decodes]) if whole else None,
+            of_decode([float(d.tokens) for d in decodes]) if whole else None,
         )
+
+    def lasting(self, tokens: float) -> float:
+        """Seconds of the whole request, had the reply been of ``tokens`` tokens.
+
+        Only decoding grows with them. Scaling the prompt's time too would call the arm slower
+        whose replies happen to be shorter, and, over many replies, the one that is not the
+        reference.
+        """
+        if self.tokens is None or self.tokens == tokens:
+            return self.total
+        if self.decode is None or not self.decode_tokens:
+            return self.total * (tokens / self.tokens)
+        seconds = self.total + (tokens - self.tokens) * self.decode / self.decode_tokens
+        return max(seconds, self.first or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +111,15 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
     requests = _requests(measurement, sides, plain, spec)
     speed, decode_speed = _speedup(plain, spec), _decode_speedup(plain, spec)
     share = _prefill_share(plain)
-    drafts = draft_figures([answers[0] for answers in sides.spec], measurement.counters(arm.name))
-    cost = _verify_cost(sides.spec, spec, drafts, decode_speed.value)
+    # Of replies that all failed the counters tell nothing about drafting.
+    counted = measurement.counters(arm.name) if sides.prompts else Counters()
+    drafts = draft_figures([answers[0] for answers in sides.spec], counted)
+    cost = _verify_cost(sides.spec, drafts, decode_speed.value)
     highest = highest_speedup(measurement.load.clients, share, requests, drafts.tokens_per_step)
     status = _status(drafts, speed, highest)
-    settled = None if status == "NOT ACTIVE" else verdict(speed, highest)
+    lost = max(measurement.failed_share(PLAIN), measurement.failed_share(arm.name))
+    sound = status != "NOT ACTIVE" and lost <= TOLERATED_FAILURES
+    settled = verdict(speed, highest) if sound else None
     identity = _identity(measurement, sides)
     return Cell(
         workload=measurement.workload,
@@ -118,7 +150,7 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         repeated_prompts=measurement.repeated_prompts,
         random_prompts=measurement.random_prompts,
         verdict=settled,
-        reason=_reason(status, settled, speed, share, drafts, cost),
+        reason=_reason(measurement, status, settled, speed, share, drafts, cost, lost),
         notes=_notes(measurement, arm),
         requests=requests,
     )
@@ -160,12 +192,14 @@ def _status(drafts: DraftFigures, speed: Ratio, highest: float | None) -> Status
 
 
 def _reason(
+    measurement: Measurement,
     status: Status,
     settled: Verdict | None,
     speed: Ratio,
     share: float | None,
     drafts: DraftFigures,
     cost: float | None,
+    failed_share: float,
 ) -> str:
     length = drafts.acceptance_length
     return reason(
@@ -179,6 +213,9 @@ def _reason(
             accepted_per_draft=None if length is None else length - 1.0,
             tokens_per_step=drafts.tokens_per_step,
             cost=cost,
+            failed_share=failed_share,
+            alone=measurement.load.clients == 1,
+            own=measurement.engine == "own",
         )
     )
 
@@ -215,7 +252,7 @@ def _requests(
         out.append(
             RequestResult(
                 id=prompt.id,
-                tokens=after.tokens,
+                tokens=count_of(spec_answers[0]),
                 steps=counts.steps if counts else None,
                 drafted=counts.drafted if counts else None,
                 accepted=counts.accepted if counts else None,
@@ -240,14 +277,14 @@ def _speedup(plain: Sequence[_Times], spec: Sequence[_Times]) -> Ratio:
     """Plain time / speculative time of whole requests, for the same number of tokens.
 
     Replies of equal length are compared as they are. Where the outputs differ in length (which our
-    own engine never does) the speculative time is scaled to the plain number of tokens. A pair
-    with a reply of unknown length, or of none, takes no part.
+    own engine never does) the speculative decode time is scaled to the plain number of tokens. A
+    pair with a reply of unknown length, or of none, takes no part.
     """
     above, below = [], []
     for a, b in zip(plain, spec, strict=True):
         if a.tokens and b.tokens:
             above.append(a.total)
-            below.append(b.total * (a.tokens / b.tokens))
+            below.append(b.lasting(a.tokens))
     return paired_ratio(above, below)
 
 
@@ -289,7 +326,6 @@ def _decode_tokens_per_second(times: Sequence[_Times]) -> float | None:
 
 def _verify_cost(
     answers: Sequence[Sequence[Answer]],
-    times: Sequence[_Times],
     drafts: DraftFigures,
     decode_speedup: float | None,
 ) -> float | None:
@@ -303,9 +339,9 @@ def _verify_cost(
     per_step = drafts.tokens_per_step
     if drafts.source == "requests":
         pairs = [
-            (time.decode_tokens, own[0].counts.steps - 1)
-            for own, time in zip(answers, times, strict=True)
-            if own[0].counts and own[0].counts.steps > 1 and time.decode_tokens
+            (counts.committed - 1, counts.steps - 1)
+            for own in answers
+            if (counts := own[0].counts) is not None and counts.steps > 1
         ]
         per_step = paired_ratio([t for t, _ in pairs], [steps for _, steps in pairs]).value
     return None if per_step is None else per_step / decode_speedup

@@ -79,6 +79,11 @@ class Measurement:
         every = self.answers.get(arm, {}).values()
         return sum(answer.error is not None for answers in every for answer in answers)
 
+    def failed_share(self, arm: str) -> float:
+        """Share of an arm's replies that failed; 0 before anything was asked."""
+        asked = sum(len(answers) for answers in self.answers.get(arm, {}).values())
+        return self.errors(arm) / asked if asked else 0.0
+
     def counters(self, arm: str) -> Counters:
         """What the engine counted over all parts of an arm."""
         return total(self.counted.get(arm, ()))

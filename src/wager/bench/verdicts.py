@@ -12,6 +12,8 @@ Status: TypeAlias = Literal["measured", "NOT ACTIVE", "DISTURBED"]
 """NOT ACTIVE: nothing was drafted. DISTURBED: a gain beyond what the steps allow."""
 
 FEW_PROMPTS: Final = "too few prompts were answered in both arms for an interval"
+TOLERATED_FAILURES: Final = 0.05
+"""Where more of an arm's replies failed, those that did not are no fair sample: no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class Facts:
     """What is known of one cell; None is not known.
 
     ``cost`` is the time of the arm's step in plain steps, ``drafted_per_draft`` and
-    ``accepted_per_draft`` are tokens.
+    ``accepted_per_draft`` are tokens. ``failed_share`` is that of the arm with more failures;
+    ``alone`` says that there was one client, ``own`` that it was the project's own engine.
     """
 
     verdict: Verdict | None
@@ -31,15 +34,23 @@ class Facts:
     accepted_per_draft: float | None = None
     tokens_per_step: float | None = None
     cost: float | None = None
+    failed_share: float = 0.0
+    alone: bool = True
+    own: bool = False
 
 
 def reason(facts: Facts) -> str:
     """Which figure binds, in one sentence without a full stop."""
-    if facts.status == "NOT ACTIVE":
+    if facts.failed_share > TOLERATED_FAILURES:
         return (
-            "not one token was drafted here, so both arms are plain decoding: either there was "
-            "nothing to draft from or the method did not reach the engine"
+            f"{_percent(facts.failed_share)} of an arm's replies failed: what is left is no fair "
+            "sample"
         )
+    if facts.status == "NOT ACTIVE":
+        cause = "there was nothing to draft from"
+        if not facts.own:
+            cause = f"either {cause} or the method did not reach the engine"
+        return f"not one token was drafted here, so both arms are plain decoding: {cause}"
     if facts.status == "DISTURBED":
         return "the gain is larger than the steps allow: something else used the machine"
     if facts.verdict is None:
@@ -57,7 +68,7 @@ def _gain(facts: Facts) -> str:
         return "the whole interval of the speed-up lies above 1.01"
     text = f"a step brings {facts.tokens_per_step:.2f} tokens"
     if facts.cost is not None:
-        text += f" and costs {facts.cost:.2f} plain steps (estimated)"
+        text += f" and costs {_steps(facts)}"
     return text
 
 
@@ -84,10 +95,15 @@ def _binding(facts: Facts) -> str:
 
 
 def _cost(facts: Facts) -> str:
-    return (
-        f"a step costs {facts.cost:.2f} plain steps (estimated) and brings "
-        f"{facts.tokens_per_step:.2f} tokens (verify cost binds)"
-    )
+    binds = "verify cost binds" if facts.alone else "step time binds"
+    return f"a step costs {_steps(facts)} and brings {facts.tokens_per_step:.2f} tokens ({binds})"
+
+
+def _steps(facts: Facts) -> str:
+    """With several clients the prompts of others are read between a request's steps, of which
+    drafts leave fewer to share that time."""
+    how = "estimated" if facts.alone else "estimated, the prompts read meanwhile included"
+    return f"{facts.cost:.2f} plain steps ({how})"
 
 
 def _percent(share: float) -> str:
