@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -35,8 +36,8 @@ def paired_ratio(
     """sum(numerators) / sum(denominators) over pairs, with an interval bootstrapped over pairs.
 
     The pairs (prompts) are drawn with replacement, 2,000 times with a fixed seed, and the middle
-    95 % of the ratios is the interval (Efron's percentile method). Fewer than MIN_PAIRS pairs give
-    no interval.
+    of the ratios is the interval: as much of it as `tails` says. Fewer than MIN_PAIRS pairs give no
+    interval.
     """
     if len(numerators) != len(denominators):
         raise ValueError("numerators and denominators must be of one length")
@@ -52,8 +53,34 @@ def paired_ratio(
     sums = below[picks].sum(axis=1)
     if not (sums > 0.0).all():
         return Ratio(value)
-    low, high = np.quantile(above[picks].sum(axis=1) / sums, (0.025, 0.975))
+    low, high = np.quantile(above[picks].sum(axis=1) / sums, tails(len(above)))
     return Ratio(value, float(low), float(high))
+
+
+def tails(count: int) -> tuple[float, float]:
+    """Which quantiles of bootstrapped values of ``count`` pairs make a 95 % interval.
+
+    The plain percentiles, 2.5 % and 97.5 %, are too narrow for few pairs: of 5 they hold the truth
+    in 85 of 100 cases, of 16 in 91. They are widened as Student's t is against the normal
+    distribution, with the bootstrap's own sqrt((n - 1) / n) taken off (T. Hesterberg, What Teachers
+    Should Know About the Bootstrap, 2015, section 5.3: expanded percentile interval).
+    """
+    normal = NormalDist()
+    edge = math.sqrt(count / (count - 1)) * _student(normal.inv_cdf(0.975), count - 1)
+    return normal.cdf(-edge), normal.cdf(edge)
+
+
+def _student(z: float, freedom: int) -> float:
+    """Student's t for the normal quantile ``z``, by its series in 1 / freedom (Abramowitz and
+    Stegun 26.7.5): at 95 % and 4 degrees of freedom right to 0.001, beyond them closer."""
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return math.fsum(term / freedom**power for power, term in enumerate(terms))
 
 
 def ceiling(prefill_share: float, requests: Sequence[tuple[int, int]]) -> float | None:
