@@ -77,6 +77,18 @@ def test_finished_parts_are_not_overwritten_by_mistake(tmp_path: Path) -> None:
         reopen(path, "another")
 
 
+def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
+    path = tmp_path / "x.journal"
+    with reopen(path) as journal:
+        journal.part((0, 1), FULL)
+        for resume in (True, False):
+            with pytest.raises(ConfigError, match="belongs to a run that is going on"):
+                reopen(path, resume=resume)
+        journal.part((1, 0), FULL)
+    with reopen(path) as journal:
+        assert list(journal.finished.parts) == [(0, 1), (1, 0)]
+
+
 def test_a_journal_without_a_finished_part_is_no_hindrance_and_goes(tmp_path: Path) -> None:
     path = tmp_path / "x.journal"
     with reopen(path) as journal:

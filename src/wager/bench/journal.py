@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any, BinaryIO, Final
 from wager.backend import Answer, Counters, Started
 from wager.errors import ConfigError
 from wager.types import DraftCounts, TokenLogprob
+
+if sys.platform != "win32":
+    import fcntl
 
 _VERSION: Final = 1
 
@@ -46,8 +50,9 @@ class Journal:
 
     One without a finished part is gone in the end.
 
-    Raises ConfigError: for a file of another plan, for one that cannot be read or written, and,
-    unless ``resume``, for one that holds finished parts, which would be lost.
+    Raises ConfigError: for a file of another plan, for one that cannot be read or written, for one
+    that another run has open, and, unless ``resume``, for one that holds finished parts, which
+    would be lost.
     """
 
     def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
@@ -55,17 +60,30 @@ class Journal:
         self.finished = Finished()
         self._empty = True
         try:
-            lines = _whole_lines(path)
-            if lines and not self._read(lines, digest, resume):
-                lines = []
             self._file: BinaryIO = path.open("ab")
-            # A line that was being written when the run was killed goes.
-            self._file.truncate(sum(len(line) for line in lines))
-            self._empty = not self.finished.parts
-            if not lines:
-                self._write({"journal": _VERSION, "plan": digest})
+            try:
+                self._begin(digest, resume)
+            except BaseException:
+                self._file.close()
+                raise
         except OSError as error:
             raise ConfigError(f"json: cannot write {path}: {error.strerror}") from error
+
+    def _begin(self, digest: str, resume: bool) -> None:
+        """Take the file for this run alone, then what is in it."""
+        if not _locked(self._file):
+            raise ConfigError(
+                f"json: {self.path} belongs to a run that is going on; wait for its end, or name "
+                "another file"
+            )
+        lines = _whole_lines(self.path)
+        if lines and not self._read(lines, digest, resume):
+            lines = []
+        # A line that was being written when the run was killed goes.
+        self._file.truncate(sum(len(line) for line in lines))
+        self._empty = not self.finished.parts
+        if not lines:
+            self._write({"journal": _VERSION, "plan": digest})
 
     def __enter__(self) -> Journal:
         return self
@@ -152,12 +170,21 @@ def journal_path(json_file: Path | None, run_dir: Path | None) -> Path | None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines that end in a line break; none of a file that does not exist."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
+    """The lines that end in a line break."""
+    data = path.read_bytes()
     return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether the file is this process's own until it is closed, which the kernel does for one
+    that was killed. Where there are no such locks it always is."""
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _answer(raw: Mapping[str, Any]) -> Answer:
