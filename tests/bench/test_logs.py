@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import json
@@ -373,3 +374,12 @@ json_values = st.recursive(
 def test_no_line_ends_the_reading(value: object) -> None:
     with contextlib.suppress(RequestError):
         assert all(isinstance(f, Recorded) for f in read_object(1, value, "request.body.content"))
+
+
+def test_a_byte_order_mark_and_a_damaged_first_line(tmp_path: Path) -> None:
+    good = b'{"prompt": "a", "completion": "b"}\n'
+    marked, damaged = tmp_path / "marked", tmp_path / "damaged"
+    marked.write_bytes(codecs.BOM_UTF8 + good)
+    damaged.write_bytes(b'pt": "a", "completion": "b"}\n' + good * 2)
+    assert [type(entry) for entry in read_log(marked)] == [Recorded]
+    assert [type(entry) for entry in read_log(damaged)] == [BadLine, Recorded, Recorded]

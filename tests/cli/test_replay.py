@@ -70,6 +70,8 @@ def test_what_an_option_cannot_do_is_said(
     said = capsys.readouterr().out
     assert "no line has the field 'nosuch'" in said
     assert "7 answers end behind the context of --max-model-len" in said
+    assert main([*line, "--steps", "plain=5,9=6", "--clients", "1000000000"]) == 2
+    assert "clients: must be at most 4096" in capsys.readouterr().err
     assert main([*line, "--clients", "1,8"]) == 2
     assert "add --steps" in capsys.readouterr().err
     assert main(["replay", str(log), "--tokenizer", "nosuch"]) == 2
@@ -186,3 +188,10 @@ def test_gzip(log: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]) ->
         found = json.loads(capsys.readouterr().out)
         outs.append({key: value for key, value in found.items() if key != "source"})
     assert outs[0] == outs[1]
+
+
+def test_a_pipe_is_read(log: Path, tiny_path: Path) -> None:
+    line = [sys.executable, "-m", "wager", "replay", "-", "--tokenizer", str(tiny_path),
+            "--arms", "ngram:k=4", "--json", "-"]  # fmt: skip
+    run = subprocess.run(line, input=log.read_bytes(), capture_output=True, check=True)
+    assert json.loads(run.stdout)["answers"] == 7

@@ -136,9 +136,11 @@ class StepTable:
             one[length] += probability
         if not math.isclose(float(one.sum()), 1.0, abs_tol=1e-9):
             raise ValueError(f"draft lengths: probabilities add up to {one.sum()}, not 1")
-        rows = np.ones(1)
-        for _ in range(clients):
-            rows = np.convolve(rows, one)
+        # The sum of the lengths of all clients: their distribution folded with itself.
+        size = clients * (len(one) - 1) + 1
+        rows = (
+            one if clients == 1 else np.fft.irfft(np.fft.rfft(one, 2 * size) ** clients, 2 * size)
+        )
         likely = np.flatnonzero(rows > 1e-12)
         return math.fsum(float(rows[d]) * self.ms(clients + int(d)) for d in likely)
 

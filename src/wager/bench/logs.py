@@ -11,14 +11,19 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from wager.bench.logs_json import read_object
 from wager.bench.logs_records import BadLine, Entry, edit
 from wager.bench.logs_server import ServerLog
 from wager.errors import ConfigError, RequestError
+
+_HEAD: Final = 16
+"""Lines after which it is settled what a file is."""
 
 Progress = Callable[[int, int], None]
 """(bytes read, bytes in all) of the file on disk."""
@@ -31,17 +36,15 @@ def read_log(
 
     Raises ConfigError where the file cannot be read at all.
     """
-    server: ServerLog | None = None
-    first = True
-    for number, line in _lines(path, progress):
-        if not line.strip():
-            continue
-        if first:
-            first = False
-            _refuse_others(path, line)
-            server = ServerLog() if _is_server_log(line) else None
-            if server is not None and group is not None:
-                raise ConfigError(f"group: {path} is a server's own log, which has no such fields")
+    lines = ((n, line) for n, line in _lines(path, progress) if line.strip())
+    # A damaged line at the start does not make a server's log of a file.
+    head = list(islice(lines, _HEAD))
+    if head:
+        _refuse_others(path, head[0][1])
+    server = ServerLog() if all(_is_server_log(line) for _, line in head) else None
+    if server is not None and group is not None:
+        raise ConfigError(f"group: {path} is a server's own log, which has no such fields")
+    for number, line in chain(head, lines):
         if server is not None:
             yield from server.feed(number, _message(line))
             continue
@@ -100,12 +103,12 @@ def _lines(path: Path, progress: Progress | None) -> Iterator[tuple[int, bytes]]
     try:
         size = path.stat().st_size
         with path.open("rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
+            # Looked at without moving on: a pipe cannot go back.
+            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
             lines: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if zipped else raw
             for number, line in enumerate(lines, 1):
-                yield number, line
-                if progress is not None:
+                yield number, line.removeprefix(BOM_UTF8) if number == 1 else line
+                if progress is not None and raw.seekable():
                     progress(raw.tell(), size)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error

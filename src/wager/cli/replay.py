@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from wager.bench.replay import Replay
     from wager.bench.replay_report import Asked
 
+MAX_CLIENTS: Final = 4096
+_STDIN: Final = Path("/dev/stdin")
+
 Logs = Annotated[
     Path | None,
     typer.Argument(metavar="LOGS.jsonl", show_default=False,
                    help="Recorded requests and answers: JSON lines, or a log of vLLM or "
-                        "llama-server; .gz too. docs/replay.md lists the shapes."),
+                        "llama-server; .gz too; - for standard input. docs/replay.md lists the "
+                        "shapes."),
 ]  # fmt: skip
 Tokenizer = Annotated[
     str,
@@ -106,6 +110,8 @@ def replay(
     if clients is not None and steps is None:
         raise ConfigError("clients: only the estimate of --steps depends on them; add --steps")
     together = tuple(numbers_of_clients(clients or "1,8,32"))
+    if max(together) > MAX_CLIENTS:
+        raise ConfigError(f"clients: must be at most {MAX_CLIENTS}, got {max(together)}")
     if json_file is not None and str(json_file) != "-":
         from wager.bench.results import check_writable
 
@@ -116,7 +122,8 @@ def replay(
     table = None if steps is None else step_table(steps)
     source = str(logs) if pairs is None else f"{pairs[0]} and {pairs[1]}"
     asked = Asked(source, tokenizer, engine, group, table, together)
-    done = _replay(asked, wanted, logs or Path(), pairs, limit, max_model_len)
+    path = _STDIN if str(logs) == "-" else logs or Path()
+    done = _replay(asked, wanted, path, pairs, limit, max_model_len)
     _report(asked, done, json_file)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
