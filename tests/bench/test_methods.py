@@ -168,6 +168,8 @@ def test_a_candidate_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert [refused.name for refused in found.refused] == [str(other), str(tmp_path / "missing")]
     assert "tokenizer differs" in found.refused[0].reason
     assert "no such file" in found.refused[1].reason
+    # The name stands before the reason, and once.
+    assert str(tmp_path) not in found.refused[1].reason
 
 
 def test_a_candidate_that_is_a_head_is_listed_as_one() -> None:
@@ -181,6 +183,8 @@ def test_a_candidate_that_is_a_head_is_listed_as_one() -> None:
 def test_an_empty_directory_of_candidates(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no model"):
         find("Qwen/Qwen3-8B", [str(tmp_path)], read=reader(facts()), hub=False)
+    with pytest.raises(ConfigError, match="candidates: an empty name"):
+        find("Qwen/Qwen3-8B", [""], read=reader(facts()), hub=False)
 
 
 def test_a_head_is_no_target() -> None:

@@ -133,3 +133,15 @@ def test_it_loads_neither_numpy_nor_an_engine() -> None:
     loaded = set(run.stderr.split())
     assert "wager.external.translate" in loaded
     assert not loaded & (HEAVY | {"wager._native", "asyncio"})
+
+
+@pytest.mark.parametrize(
+    ("stdin", "said"),
+    [(b"\xff\xfe--draft-max 3", "is not text"), (b"x" * 1_100_000, "more than 1048576 characters")],
+)
+def test_what_cannot_be_pasted(
+    stdin: bytes, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+    assert main(["translate", "-"]) == 2
+    assert said in capsys.readouterr().err

@@ -223,6 +223,8 @@ def _expand(candidates: Iterable[str]) -> list[str]:
 
 def _split(given: str) -> list[str]:
     """At commas, unless the whole is a path."""
+    if not given.strip():
+        raise ConfigError("candidates: an empty name; give models, or directories that hold some")
     if Path(given).expanduser().exists():
         return [given]
     return [part.strip() for part in given.split(",") if part.strip()]
@@ -230,13 +232,14 @@ def _split(given: str) -> list[str]:
 
 def _read_all(drafts: Sequence[Draft], read: ReadFacts, ask: bool) -> dict[str, ModelFacts | str]:
     """Facts of every drafter that can be had, or the reason why not."""
-    import httpx2
-
     wanted = {
         draft.name: draft.kind == "draft_model"
         for draft in drafts
         if draft.name is not None and (ask or draft.origin == "candidate")
     }
+    if not wanted:
+        return {}
+    import httpx2
 
     def one(item: tuple[str, bool]) -> tuple[str, ModelFacts | str]:
         name, tokenizer = item
@@ -244,7 +247,9 @@ def _read_all(drafts: Sequence[Draft], read: ReadFacts, ask: bool) -> dict[str, 
             return name, read(name, tokenizer=tokenizer)
         except (WagerError, OSError, httpx2.TransportError) as error:
             # One that cannot be read is listed without its size; it does not end the list.
-            return name, " ".join(str(error).split()) or type(error).__name__
+            said = " ".join(str(error).split()) or type(error).__name__
+            # The name stands before it wherever it is shown.
+            return name, said.removeprefix("model: ").removeprefix(f"{name}: ")
 
     with ThreadPoolExecutor(_TOGETHER) as pool:
         return dict(pool.map(one, wanted.items()))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from wager.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,6 +23,7 @@ CONTEXT: Final = {"ignore_unknown_options": True}
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _INDENT: Final = 9
 _PIPE_WIDTH: Final = 100
+_MOST: Final = 1 << 20
 
 Words = Annotated[
     list[str],
@@ -45,7 +48,7 @@ def translate(command: Words, to: To = "all", json_: Json = False) -> None:
     from wager.external.translate import as_json
     from wager.external.translate import translate as translated
 
-    found = translated(sys.stdin.read() if command == ["-"] else command, to)
+    found = translated(_stdin() if command == ["-"] else command, to)
     if json_:
         print(json.dumps(as_json(found), indent=2, ensure_ascii=False, allow_nan=False))
         return
@@ -54,6 +57,16 @@ def translate(command: Words, to: To = "all", json_: Json = False) -> None:
     # Commands are printed on one line each, so that they can be copied.
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     _show(Console(width=width, highlight=False, soft_wrap=True, markup=False), found)
+
+
+def _stdin() -> str:
+    try:
+        text = sys.stdin.read(_MOST + 1)
+    except UnicodeDecodeError:
+        raise ConfigError("translate: standard input is not text (UTF-8)") from None
+    if len(text) > _MOST:
+        raise ConfigError(f"translate: standard input holds more than {_MOST} characters")
+    return text
 
 
 def _show(console: Console, found: Translation) -> None:
