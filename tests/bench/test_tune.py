@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -18,10 +19,11 @@ from wager.backend import Answer, EngineError, Load, Prompt
 from wager.bench import tune_check, tune_rounds
 from wager.bench.estimate import StepTable
 from wager.bench.report import console
+from wager.bench.run import Run
 from wager.bench.sources import Wanted
 from wager.bench.statistics import Ratio
 from wager.bench.tune import Outcome, Tuner, Wish, arm_from
-from wager.bench.tune_choice import Expected, Pairs, expected, inside, together
+from wager.bench.tune_choice import Expected, Pairs, expected, inside, together, visit_noise
 from wager.bench.tune_predict import Acceptance, LookedCost, of_cell, table_cost
 from wager.bench.tune_report import show, why
 from wager.bench.tune_rounds import Cost, within
@@ -291,6 +293,21 @@ def test_noise_of_the_runs_widens_the_prediction() -> None:
     assert (loud.measured_low or 9) < (quiet.measured_low or 0)
     assert (loud.low or 1) < (quiet.low or 0) < (quiet.measured_low or 0)
     assert (quiet.measured_high or 9) < (quiet.high or 9) < (loud.high or 0)
+
+
+@pytest.mark.parametrize(("noise", "drift"), [(0.05, 0.0), (0.05, 0.1), (0.0, 0.05)])
+def test_the_noise_of_the_runs_is_told_from_a_drift(noise: float, drift: float) -> None:
+    asked = wish("draft_model:model=D,k=4,suffix:k=4,medusa:model=M,k=4")
+    found = []
+    for seed in range(30):
+        tuner = Tuner(Simulated(noise=noise, drift=drift, seed=seed), asked, lambda: 100)
+        run = tuner.measure("decide", [f.arm(4) for f in asked.families], 5)
+        found.append(visit_noise(run) or 0.0)
+    # Times of arms grow in proportion, so that a straight line leaves a little of a drift.
+    middle = math.sqrt(sum(x * x for x in found) / len(found))
+    assert middle == pytest.approx(noise, rel=0.25, abs=0.02)
+    own = Run.of(replace(run.plan, engine="own"))
+    assert visit_noise(own) is None
 
 
 def test_a_gain_within_the_noise_of_the_runs_is_none() -> None:

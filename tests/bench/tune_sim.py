@@ -34,13 +34,15 @@ def tokens_per_step(p: float, k: int) -> float:
 @dataclass
 class Simulated:
     """``accept(workload)`` is the conditional acceptance of every position, ``cost(clients, k)`` of
-    a step in plain steps. Times vary by ``noise`` from start to start."""
+    a step in plain steps. Times vary by ``noise`` from start to start, and grow by ``drift``."""
 
     accept: Callable[[str], float] = lambda workload: 0.8
     cost: Callable[[int, int], float] = lambda clients, k: 1.0 + 0.1 * k
     name: str = "vllm"
     fresh_start_is_cheap: bool = False
     noise: float = 0.0
+    drift: float = 0.0
+    seed: int = 0
     tells: bool = True
     fail_start_of: str | None = None
     fail_at_run: int | None = None
@@ -59,7 +61,8 @@ class Simulated:
             raise EngineError(f"{arm.name}: no such library")
         self.arm = arm
         self.starts.append(arm.name)
-        self.pace = Random(f"start/{len(self.starts)}").gauss(1.0, self.noise)
+        random = Random(f"{self.seed}/{len(self.starts)}")
+        self.pace = random.gauss(1.0, self.noise) * (1.0 + self.drift * len(self.starts))
         return Started(["serve", arm.name], "9.9", 2.0, False, 1000)
 
     def stream(self, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -77,18 +77,36 @@ def together(parts: Sequence[Pairs], seed: int = 0) -> Ratio:
 
 
 def visit_noise(run: Run) -> float | None:
-    """Standard deviation of the logarithm of one run's total time, from arms that ran the same
-    prompts several times: what the machine and a fresh start change. None without a repetition."""
-    squares, count = 0.0, 0
+    """Standard deviation of the logarithm of one run's total time: what a fresh server changes.
+
+    From arms that ran the same prompts several times; a steady drift over the measurement, which
+    the order there and back cancels, is taken out by a straight line. None without a repetition,
+    and for the project's own engine: there the arms alternate with every few prompts, so that the
+    spread of the prompts holds it already.
+    """
+    if run.plan.engine == "own":
+        return None
+    squares, freedom = 0.0, 0
     for measurement in run.measurements:
-        for answers in measurement.answers.values():
-            whole = [a for a in answers.values() if all(x.error is None for x in a)]
-            least = min((len(a) for a in whole), default=0)
-            totals = [math.fsum(a[i].total_s for a in whole) for i in range(least)]
-            for one, other in pairwise(totals):
-                squares += math.log(one / other) ** 2 / 2.0
-                count += 1
-    return math.sqrt(squares / count) if count else None
+        steps = list(_steps(measurement, [arm.name for arm in run.plan.arms]))
+        if len(steps) > 1:
+            drift = math.fsum(x * y for x, y in steps) / math.fsum(x * x for x, _ in steps)
+            squares += math.fsum((y - drift * x) ** 2 / 2.0 for x, y in steps)
+            freedom += len(steps) - 1
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+def _steps(measurement: Measurement, arms: Sequence[str]) -> Iterator[tuple[int, float]]:
+    """From each run of an arm to its next one: the places between them in the order there and
+    back, and the change of the logarithm of its total time."""
+    for at, arm in enumerate(arms):
+        kept = measurement.answers.get(arm, {}).values()
+        whole = [answers for answers in kept if all(a.error is None for a in answers)]
+        least = min((len(answers) for answers in whole), default=0)
+        totals = [math.fsum(answers[i].total_s for answers in whole) for i in range(least)]
+        for number, (one, other) in enumerate(pairwise(totals)):
+            places = 2 * (len(arms) - at) - 1 if number % 2 == 0 else 2 * at + 1
+            yield places, math.log(other / one)
 
 
 def with_noise(ratio: Ratio, noise: float | None, visits: int) -> Ratio:

@@ -405,7 +405,8 @@ def _with_progress(tuner: Tuner, work: Callable[[], _T]) -> _T:
             return work()
     except KeyboardInterrupt:
         folder = tuner.wish.run_dir
-        if folder is not None:
+        finished = any(m.answers for run in tuner.runs.values() for m in run.measurements)
+        if folder is not None and finished:
             _say(f"finished parts are in {folder}; go on with --resume")
         raise
 
