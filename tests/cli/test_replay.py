@@ -195,3 +195,12 @@ def test_a_pipe_is_read(log: Path, tiny_path: Path) -> None:
             "--arms", "ngram:k=4", "--json", "-"]  # fmt: skip
     run = subprocess.run(line, input=log.read_bytes(), capture_output=True, check=True)
     assert json.loads(run.stdout)["answers"] == 7
+
+
+def test_a_log_is_never_written_over(
+    log: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = log.read_bytes()
+    assert main(["replay", str(log), "--tokenizer", str(tiny_path), "--json", str(log)]) == 2
+    assert "is the log itself; name another file" in capsys.readouterr().err
+    assert log.read_bytes() == before

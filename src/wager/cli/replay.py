@@ -116,6 +116,8 @@ def replay(
         from wager.bench.results import check_writable
 
         check_writable(json_file)
+        if logs is not None and json_file.exists() and logs.exists() and json_file.samefile(logs):
+            raise ConfigError(f"json: {json_file} is the log itself; name another file")
     from wager.bench.estimate import step_table
     from wager.bench.replay_report import Asked
 
