@@ -132,5 +132,7 @@ def test_raw_prompts_are_refused(backend: Any) -> None:
 def test_what_ollama_has_no_option_for_is_refused(backend: Any) -> None:
     with pytest.raises(ConfigError, match="kv-memory"):
         backend(kv_memory=1).check(PLAIN)
+    with pytest.raises(ConfigError, match="threads: Ollama"):
+        backend(threads=1).check(PLAIN)
     with pytest.raises(ConfigError, match="takes none"):
         backend(arguments=("--x",)).check(PLAIN)

@@ -48,7 +48,8 @@ def test_every_option_is_said() -> None:
         "temperature": 0.5, "top_k": 0, "top_p": 0.9, "min_p": 0.1, "seed": 7, "max_tokens": 5,
         "min_tokens": 2, "stop": ["a", "b"], "stop_token_ids": [3],
         "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 2,
-        "return_tokens_as_token_ids": True,
+        "return_tokens_as_token_ids": True, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }  # fmt: skip
 
 

@@ -74,6 +74,12 @@ def test_the_command(started: Any) -> None:
     assert "EAGLE3" in backend.check(EAGLE)
 
 
+def test_an_option_that_it_lacks_is_refused(started: Any) -> None:
+    for option in ("threads", "kv_memory"):
+        with pytest.raises(ConfigError, match=option.replace("_", "-")):
+            started(**{option: 2}).check(PLAIN)
+
+
 def test_a_python_runs_the_module(tmp_path: Path) -> None:
     path = program(tmp_path, "python3", recorded("sglang_help.txt"), "")
     backend = SglangBackend("org/model", ServerOptions(program=path))

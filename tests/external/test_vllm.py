@@ -200,6 +200,8 @@ def test_a_start_gives_the_facts_and_the_command(started: Any) -> None:
     assert command[command.index("--max-model-len") + 1] == "512"
     assert command[command.index("--max-num-seqs") + 1] == "4"
     assert "--no-enable-prefix-caching" in command
+    # The model's own sampling defaults would apply where a request cannot say anything.
+    assert command[command.index("--generation-config") + 1] == "vllm"
     assert command[command.index("--per-request-spec-decode-metrics") + 1] == "detailed"
     assert command[-2:] == ["--dtype", "float32"]
     assert found.kv_tokens == 23296
@@ -233,10 +235,12 @@ def test_an_option_that_the_version_lacks_is_named(started: Any) -> None:
 
 def test_an_older_version_is_not_asked_for_what_it_lacks(tmp_path: Path) -> None:
     lines = recorded("vllm_help.txt").splitlines()
-    old = "\n".join(line for line in lines if "per-request-spec" not in line)
+    new = ("--per-request-spec", "--generation-config")
+    old = "\n".join(line for line in lines if not line.strip().startswith(new))
     path = program(tmp_path, "vllm", old, "")
     backend = VllmBackend("org/model", ServerOptions(program=path))
     assert "--per-request-spec-decode-metrics" not in backend.arguments(NGRAM)
+    assert "--generation-config" not in backend.arguments(NGRAM)
 
 
 def test_a_version_without_groups_of_options_is_asked_for_all(tmp_path: Path) -> None:
@@ -285,6 +289,8 @@ def test_on_a_cpu_memory_and_cores_are_given(monkeypatch: pytest.MonkeyPatch, st
 
 def test_on_a_gpu_memory_is_an_argument(monkeypatch: pytest.MonkeyPatch, started: Any) -> None:
     monkeypatch.setattr(vllm, "_on_cpu", lambda: False)
+    with pytest.raises(ConfigError, match="threads: vLLM"):
+        started("vllm_plain.log", threads=2).check(PLAIN)
     backend = started("vllm_plain.log", kv_memory=5)
     assert "VLLM_CPU_KVCACHE_SPACE" not in backend.environment(PLAIN)
     assert backend.arguments(PLAIN)[-2:] == ["--kv-cache-memory-bytes", "5"]

@@ -56,6 +56,11 @@ class OllamaBackend(ServerBackend):
     def check(self, arm: Arm) -> str:
         if self.options.kv_memory is not None:
             raise ConfigError("kv-memory: Ollama has no such option; leave it out")
+        if self.options.threads is not None:
+            raise ConfigError(
+                "threads: Ollama takes them from a model's Modelfile (PARAMETER num_thread); "
+                "leave it out"
+            )
         if self.options.arguments:
             raise ConfigError("engine arguments: ollama serve takes none; it reads OLLAMA_* only")
         if self.options.engine_command is None:

@@ -70,6 +70,10 @@ def _extended(params: SamplingParams) -> dict[str, Any]:
         "top_k": max(params.top_k, 0),
         "min_p": params.min_p,
         "ignore_eos": params.ignore_eos,
+        # A model's generation config may set penalties, which apply where a request says nothing.
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
     if params.min_tokens:
         body["min_tokens"] = params.min_tokens

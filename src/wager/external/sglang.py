@@ -49,6 +49,8 @@ class SglangBackend(ServerBackend):
                 "kv-memory: SGLang has no such option; give --mem-fraction-static among the "
                 "engine's own arguments"
             )
+        if self.options.threads is not None:
+            raise ConfigError("threads: SGLang has no such option; leave it out")
         written = dialect(self.name).write(arm.speculation)
         if self.options.engine_command is None:
             self._flags().require(self.command(arm, 0)[1:], self.name)

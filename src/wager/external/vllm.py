@@ -24,6 +24,7 @@ from wager.external.server import ServerBackend
 
 _GIB: Final = 1 << 30
 _CPU_KV_GIB: Final = 2
+_GENERATION: Final = "--generation-config"
 _PER_REQUEST: Final = "--per-request-spec-decode-metrics"
 
 _PREFIX: Final = re.compile(r"^\(\w[^)]*\) +")
@@ -61,6 +62,8 @@ class VllmBackend(ServerBackend):
                 f"model: vLLM reads no GGUF files, and {self.model!r} is one; give a Hugging Face "
                 "directory or name"
             )
+        if self.options.threads is not None and not _on_cpu():
+            raise ConfigError("threads: vLLM has no such option on a GPU; leave it out")
         written = dialect(self.name).write(arm.speculation)
         if self.options.engine_command is None:
             self._flags().require(self.command(arm, 0)[1:], self.name)
@@ -82,6 +85,10 @@ class VllmBackend(ServerBackend):
         if options.measuring:
             # Prompts are salted as well, but a hit within one measurement would still be a gift.
             found.append("--no-enable-prefix-caching")
+            # Or a model's own min_p would apply, which cannot be said away: a server that
+            # speculates refuses the field, 0 included.
+            if options.engine_command is not None or _GENERATION in self._flags():
+                found += [_GENERATION, "vllm"]
         if options.kv_memory is not None and not _on_cpu():
             found += ["--kv-cache-memory-bytes", str(options.kv_memory)]
         if arm.speculation is not None:

@@ -20,8 +20,6 @@ def request(prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
     """Path and body of a streaming request with token ids. Raises ConfigError."""
     path, body = openai.request(prompt, model)
     body["return_token_ids"] = True
-    # A model's generation config may set penalties, which apply where a request says nothing.
-    body |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     if not prompt.params.min_p:
         # Refused, or ignored, by a server that speculates.
         body.pop("min_p", None)
