@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,18 +23,17 @@ from wager.bench.journal import Journal
 from wager.bench.machine import machine, versions
 from wager.bench.measure import Measurement
 from wager.bench.plan import Plan
-from wager.bench.results import Cell
-from wager.bench.run import Executor, Progress, Run
+from wager.bench.run import Event, Executor, Progress, Run
 from wager.bench.sources import Wanted, draw
 from wager.bench.tune_predict import (
     Acceptance,
-    Baseline,
-    LookedCost,
     Prediction,
     StepCost,
+    baselines,
+    basis,
     blind,
+    counted,
     looked_cost,
-    of_cell,
     predict,
     shortlist,
     table_cost,
@@ -47,6 +46,11 @@ LOOK_PROMPTS: Final = 6
 _GAIN: Final = 1.01
 # Prompts of one round are in no other; a check has its own.
 SEEDS: Final = {"look": 10_007, "first": 20_011, "decide": 0, "schedule": 30_013, "check": 40_009}
+
+_TITLES: Final = {
+    "look": "a look", "first": "first round", "decide": "real runs", "schedule": "the schedule",
+    "check": "the check",
+}  # fmt: skip
 
 Replayer = Callable[[Sequence[Arm], Sequence[Measurement]], dict[str, dict[str, Acceptance]]]
 """Acceptance by arm and workload, of those arms whose drafts follow from recorded answers."""
@@ -115,7 +119,7 @@ class Tuner:
     backend: Backend
     wish: Wish
     vocab_size: Callable[[], int]
-    progress: Progress = lambda event: None
+    progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(_nothing)
     say: Callable[[str], None] = lambda line: None
     steps: Callable[[], StepTable | None] = lambda: None
     replay: Replayer | None = None
@@ -162,8 +166,10 @@ class Tuner:
         path = None if wish.run_dir is None else wish.run_dir / f"{name}.jsonl"
         book = nullcontext() if path is None else Journal(path, plan.digest(), resume=wish.resume)
         self.runs[name] = run
-        with book as journal:
-            Executor(self.backend, run, journal, wish.deadline, self.progress).execute()
+        named = ", ".join(arm.name for arm in plan.arms)
+        self.say(f"{_TITLES[name]}: {named}; {count} prompts")
+        with book as journal, self.progress() as progress:
+            Executor(self.backend, run, journal, wish.deadline, progress).execute()
         return run
 
     def _left(self) -> float | None:
@@ -175,7 +181,7 @@ class Tuner:
         families = self.wish.families
         every = [Candidate(f, k) for f in families for k in (f.lengths or (None,))]
         cells = outcome.look.cells()
-        plain = _baselines(outcome.look, cells)
+        plain = baselines(cells)
         table = self.steps()
         replayed: dict[str, dict[str, Acceptance]] = {}
         if self.replay is not None:
@@ -187,17 +193,17 @@ class Tuner:
             if looked in outcome.look.failed:
                 continue
             own = [c for c in cells if c.arm == looked]
-            accepted = replayed.get(name) or (_counted(own, one.k) if one.family.lead else {})
+            accepted = replayed.get(name) or (counted(own, one.k) if one.family.lead else {})
             if table is None:
                 cost: StepCost = looked_cost(own)
             else:
-                drafts = replayed.get(looked) or _counted(own, lead.longest)
+                drafts = replayed.get(looked) or counted(own, lead.longest)
                 cost = table_cost(table, own, drafts)
             found = predict(one, accepted, cost, plain)
             if found is None:
                 continue
             outcome.predictions[name] = found
-            outcome.basis[method] = _basis(accepted, cost)
+            outcome.basis[method] = basis(accepted, cost)
 
     def _shortlist(self, outcome: Outcome) -> list[Candidate]:
         """What is worth real runs."""
@@ -334,41 +340,14 @@ def _best_schedule(
     return best
 
 
+def _nothing(event: Event) -> None:
+    """Nobody is told."""
+
+
 def _lead(families: Sequence[Family], family: Family) -> Family:
     """The family that was looked at for this one: itself, or the lead that it is a variant of."""
     at = next(i for i, other in enumerate(families) if other == family)
     return next(f for f in reversed(families[: at + 1]) if f.lead)
-
-
-def _baselines(run: Run, cells: Sequence[Cell]) -> dict[tuple[str, int], Baseline]:
-    out: dict[tuple[str, int], Baseline] = {}
-    for cell in cells:
-        if cell.clients is not None and cell.requests:
-            seconds = sum(r.plain_s for r in cell.requests) / len(cell.requests)
-            share = cell.prefill_share if cell.prefill_share is not None else 0.0
-            out[cell.workload, cell.clients] = Baseline(seconds, min(1.0, share))
-    return out
-
-
-def _counted(cells: Sequence[Cell], k: int | None) -> dict[str, Acceptance]:
-    """By workload; of several loads the first, since acceptance does not depend on them."""
-    out: dict[str, Acceptance] = {}
-    for cell in cells:
-        found = of_cell(cell, k)
-        if found is not None:
-            out.setdefault(cell.workload, found)
-    return out
-
-
-def _basis(accepted: Mapping[str, Acceptance], cost: StepCost) -> str:
-    how = {
-        "replayed": "the plain answers, replayed for every length",
-        "counted": "what a look at its longest drafts counted",
-        "logs": "the recorded answers that were given",
-    }
-    sources = dict.fromkeys(how[a.source] for a in accepted.values())
-    kind = "a line through " if isinstance(cost, LookedCost) else ""
-    return f"acceptance from {' and '.join(sources)}; step times from {kind}{cost.source}"
 
 
 def _answers(measurement: Measurement, arm: Arm) -> list[list[Any]]:

@@ -177,6 +177,39 @@ class Baseline:
     prefill_share: float
 
 
+def baselines(cells: Sequence[Cell]) -> dict[tuple[str, int], Baseline]:
+    """By workload and number of clients, from the cells of any arm."""
+    out: dict[tuple[str, int], Baseline] = {}
+    for cell in cells:
+        if cell.clients is not None and cell.requests:
+            seconds = sum(r.plain_s for r in cell.requests) / len(cell.requests)
+            share = cell.prefill_share if cell.prefill_share is not None else 0.0
+            out[cell.workload, cell.clients] = Baseline(seconds, min(1.0, share))
+    return out
+
+
+def counted(cells: Sequence[Cell], k: int | None) -> dict[str, Acceptance]:
+    """By workload; of several loads the first, since acceptance does not depend on them."""
+    out: dict[str, Acceptance] = {}
+    for cell in cells:
+        found = of_cell(cell, k)
+        if found is not None:
+            out.setdefault(cell.workload, found)
+    return out
+
+
+def basis(accepted: Mapping[str, Acceptance], cost: StepCost) -> str:
+    """Where an estimate is from, in words."""
+    how = {
+        "replayed": "the plain answers, replayed for every length",
+        "counted": "what a look at its longest drafts counted",
+        "logs": "the recorded answers that were given",
+    }
+    sources = dict.fromkeys(how[a.source] for a in accepted.values())
+    kind = "a line through " if isinstance(cost, LookedCost) else ""
+    return f"acceptance from {' and '.join(sources)}; step times from {kind}{cost.source}"
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The estimated speed-up of whole requests of all workloads together, by number of clients."""

@@ -400,9 +400,9 @@ def _with_progress(tuner: Tuner, work: Callable[[], _T]) -> _T:
     from wager.cli.progress import Progress
 
     try:
-        with Progress(sys.stderr) as progress:
-            tuner.progress = progress
-            return work()
+        # One for each round, whose time left has nothing to do with that of the others.
+        tuner.progress = lambda: Progress(sys.stderr)
+        return work()
     except KeyboardInterrupt:
         folder = tuner.wish.run_dir
         finished = any(m.answers for run in tuner.runs.values() for m in run.measurements)
