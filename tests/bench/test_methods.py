@@ -151,7 +151,7 @@ def test_candidates(tmp_path: Path) -> None:
     assert way.adds is not None
     assert way.adds.weight_bytes > 0
     assert any("has the target's tokenizer" in note for note in way.notes)
-    assert any("its weights are 100% of the target's" in note for note in way.notes)
+    assert any("100 % of the target's: no faster than it" in note for note in way.notes)
     assert f"vllm serve {target}" in command(way, "vllm")
 
 

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests.tiny import write_tiny_hf
+from wager.bench.methods_report import size
 from wager.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -95,6 +96,11 @@ def test_one_engine_only(tiny_path: Path, capsys: Capture) -> None:
     assert {run["engine"] for way in out["methods"] for run in way["runs"]} == {"llamacpp"}
 
 
+def test_an_engine_that_runs_none_is_said(tiny_path: Path, capsys: Capture) -> None:
+    assert main(["methods", str(tiny_path), "--offline", "--engine", "ollama"]) == 0
+    assert "Ollama: none of the ways found here runs on it" in capsys.readouterr().out
+
+
 def test_the_table(tiny_path: Path, capsys: Capture) -> None:
     assert main(["methods", str(tiny_path), "--offline"]) == 0
     printed = capsys.readouterr().out
@@ -142,3 +148,11 @@ def test_offline_asks_nobody(tmp_path: Path) -> None:
     run = subprocess.run(wager, capture_output=True, text=True, env=env, check=False)
     assert run.returncode == 2
     assert "org/nowhere: is not in the cache of this machine" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(999, "999 B"), (999_400, "999 kB"), (999_900_000, "1 GB"), (143_034_000, "143 MB")],
+)
+def test_sizes_never_have_an_exponent(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from wager.arms import Speculation
+from wager.bench.spelling import percent
 from wager.models.facts import ModelFacts
 
 Origin: TypeAlias = Literal["always", "built in", "list", "hub", "family", "candidate"]
@@ -106,7 +107,8 @@ def pair_notes(draft: Draft, known: ModelFacts | None, target: ModelFacts) -> li
         share = known.weight_bytes / max(target.weight_bytes, 1) if known is not None else 0.0
         if share >= SMALLER:
             # A step with one request takes as long as reading the weights.
-            notes.append(f"its weights are {share:.0%} of the target's: hardly faster than it")
+            speed = "no faster than it" if share >= 1 else "hardly faster than it"
+            notes.append(f"its weights are {percent(share)} of the target's: {speed}")
     elif known is not None:
         width = (known.speculative or {}).get("target_hidden_size", known.hidden_size)
         if draft.kind in _SAME_WIDTH and width != target.hidden_size:

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from wager.bench.methods import Found, Way
 from wager.bench.methods_pairs import Adds
+from wager.bench.spelling import NA
+from wager.external.dialects.options import TITLES
 
 VERSION: Final = 1
 """Of the JSON object."""
 
-NA: Final = "n/a"
 _ORIGINS: Final = {
     "always": "needs no model",
     "built in": "in the target",
@@ -60,7 +61,11 @@ def show(console: Console, found: Found, engine: str | None = None) -> None:
         )
     )
     ways = chosen(found, engine)
-    console.print(_table(ways))
+    if ways:
+        console.print(_table(ways))
+    else:
+        name = TITLES.get(engine or "", engine)
+        console.print(Text(f"{name}: none of the ways found here runs on it"))
     for number, way in enumerate(ways, 1):
         _show_way(console, number, way, found.hub_asked)
     for refused in found.refused:
@@ -136,10 +141,14 @@ def added(adds: Adds | None) -> tuple[str, str]:
     return size(adds.weight_bytes), size(adds.kv_bytes_per_token)
 
 
+_ROUNDS_UP: Final = 0.9995
+"""Of the next unit: 999.9 MB has three digits as 1 GB only."""
+
+
 def size(nbytes: float) -> str:
     """Bytes in powers of ten, as `wager ls` gives them."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
+        if nbytes >= _ROUNDS_UP * scale:
             return f"{nbytes / scale:.3g} {unit}"
     return f"{nbytes:.0f} B"
 
@@ -147,6 +156,6 @@ def size(nbytes: float) -> str:
 def count(number: int) -> str:
     """A number of parameters."""
     for unit, scale in (("B", 1e9), ("M", 1e6)):
-        if number >= scale:
+        if number >= _ROUNDS_UP * scale:
             return f"{number / scale:.3g} {unit}"
     return str(number)
