@@ -17,7 +17,7 @@ from wager.bench import remarks
 from wager.bench import report as shown
 from wager.bench.identity import Control, Divergence, Identity
 from wager.bench.plan import Plan
-from wager.bench.results import BothCounts, Cell, StartUp
+from wager.bench.results import BothCounts, Cell, ServerCounts, StartUp
 
 TIMES = [2.0, 2.2, 1.8, 2.1, 1.9]
 
@@ -163,9 +163,17 @@ def test_several_loads_get_advice_and_a_short_conclusion() -> None:
 def test_another_engine_is_told_by_command_start_up_and_latency() -> None:
     plain = [[silent(reply(f"p{i}", text="x"))] for i in range(5)]
     cell = cell_of(plain, plain, None, rate=2.0, engine="vllm", counted=Counters(drafted=3))
+    restarted = ServerCounts(None, None, None, None, None, None, None, 1)
     arms = [
         arm_result("plain", startup_s=StartUp(any=61.25), kv_tokens=1000, version="0.32"),
-        arm_result("ngram:k=4", kv_tokens=900, kv_share_lost=0.1, warnings=["async is off"]),
+        arm_result(
+            "ngram:k=4",
+            kv_tokens=900,
+            kv_share_lost=0.1,
+            warnings=["async is off"],
+            startup_s=StartUp(cold=62.0, warm=11.0, any=36.5),
+            counters=restarted,
+        ),
         arm_result("eagle:k=2", error="ended with exit status 1"),
     ]
     found = Identity(12, 11, "text", [Divergence("identity-copy-00", 3, None)], Control(12, 12))
@@ -173,7 +181,11 @@ def test_another_engine_is_told_by_command_start_up_and_latency() -> None:
     printed = text_of(cell, engine="vllm", arms=arms, complete=False)
     assert "tiny on vllm 0.32, some (2 cores)" in printed
     assert "plain: ngram, at most 8 draft tokens, lookup 2 to 5; ready after 61.2 s; " in printed
-    assert "900 KV tokens (10.0 % lost)" in printed
+    assert (
+        "ready after 62.0 s cold, 11.0 s with warm caches; 900 KV tokens (10.0 % lost)" in printed
+    )
+    assert "COUNTERS BEGAN ANEW: ngram:k=4: " in printed
+    assert "COUNTERS BEGAN ANEW: plain" not in printed
     assert "FAILED: eagle:k=2: ended with exit status 1" in printed
     assert "STOPPED EARLY" in printed
     assert "ngram:k=4: the engine says: async is off" in printed

@@ -99,5 +99,10 @@ def test_the_reason_names_where_it_binds() -> None:
     assert losing.reason == "1.50x at 1 client: why; it does pay at 8 clients"
     rate = over_loads("w", "a", at(c1="use", c2="no difference"), "requests/s")
     assert (rate.verdict, rate.reason) == ("use below 2 requests/s", "1.50x at 2 requests/s: why")
+    partly = over_loads("w", "a", at(c1="use", c8=None, c32=None), "clients")
+    assert (partly.verdict, partly.reason) == (
+        "use",
+        "1.50x at 1 client: why; no verdict at 8, 32 clients",
+    )
     unknown = over_loads("w", "a", [AtLoad(1, None, None, "nothing was drafted")], "clients")
     assert unknown.reason == "nothing was drafted"

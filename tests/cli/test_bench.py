@@ -13,6 +13,8 @@ import jsonschema
 import pytest
 
 from tests.tiny import write_tiny_hf
+from wager.arms import Arm
+from wager.backend import EngineError, Started
 from wager.bench.backend import EngineBackend
 from wager.bench.run import Executor
 from wager.cli.main import main
@@ -162,6 +164,29 @@ def test_a_run_that_fails_later_shows_what_it_had(
     assert "wager: error: long-1: prompt: " in printed.err
     assert "go on with --resume" in printed.err
     assert not file.exists()
+
+
+def test_an_arm_that_failed_is_seen_from_outside_and_can_be_tried_again(
+    tiny_path: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, start = tmp_path / "out.json", EngineBackend.start
+
+    def failing(self: EngineBackend, arm: Arm) -> Started:
+        if arm.name == "ngram:k=3":
+            raise EngineError("no room")
+        return start(self, arm)
+
+    arms = ["--arms", "plain,ngram:k=2,ngram:k=3", "--json", str(file)]
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineBackend, "start", failing)
+        assert main(["bench", str(tiny_path), *QUICK, *arms]) == 2
+    printed = capsys.readouterr()
+    assert "FAILED: ngram:k=3: no room" in printed.out
+    assert "go on with --resume" in printed.err
+    assert [c["arm"] for c in json.loads(file.read_text())["cells"]] == ["ngram:k=2"]
+    found = bench(tiny_path, file, *arms[:2], "--resume")
+    assert [c["arm"] for c in found["cells"]] == ["ngram:k=2", "ngram:k=3"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(

@@ -28,6 +28,11 @@ def notes(report: Report) -> list[str]:
     out = []
     for arm in report.arms:
         out += [f"{arm.arm}: the engine says: {line}" for line in arm.warnings]
+        if arm.counters.resets:
+            out.append(
+                f"COUNTERS BEGAN ANEW: {arm.arm}: the server's counters went back to 0 while it "
+                "was measured (was it restarted?), so what they say of its drafts is not known"
+            )
         if arm.identity is not None and arm.identity.compared:
             out.append(f"{arm.arm}: {_identity_pass(arm.identity)}")
     for cell in report.cells:
@@ -136,7 +141,7 @@ def _by_verdict(cells: Sequence[Cell]) -> list[str]:
         parts.append("It never drafted on " + _listed([_place(c, cells) for c in idle]) + ".")
     if unknown:
         found = _listed([_place(c, cells) for c in unknown])
-        parts.append(f"Not enough replies for a verdict: {found}.")
+        parts.append(f"Not enough sound replies for a verdict: {found}.")
     return parts
 
 

@@ -198,7 +198,10 @@ def arm_lines(report: Report) -> list[str]:
 
 def _server_facts(arm: ArmResult) -> str:
     text = ""
-    if arm.startup_s.any is not None:
+    cold, warm = arm.startup_s.cold, arm.startup_s.warm
+    if cold is not None and warm is not None:
+        text += f"; ready after {cold:.1f} s cold, {warm:.1f} s with warm caches"
+    elif arm.startup_s.any is not None:
         text += f"; ready after {arm.startup_s.any:.1f} s"
     if arm.kv_tokens is not None:
         text += f"; {arm.kv_tokens} KV tokens"

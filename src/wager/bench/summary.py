@@ -106,7 +106,7 @@ def _active(run: Run, arm: Arm, counted: Counters) -> bool | None:
     """By the server's counters, else by the cells' own counts."""
     if arm.speculation is None:
         return None
-    if counted.drafted is not None:
+    if counted.drafted is not None and (counted.drafted or counted.generated != 0):
         return counted.drafted > 0
     told = [cell.active for cell in run.cells() if cell.arm == arm.name]
     known = [active for active in told if active is not None]

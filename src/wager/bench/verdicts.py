@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from wager.bench.statistics import Verdict
@@ -140,6 +140,17 @@ def over_loads(
     without a gain. A gain that appears only at larger loads is not advice to use it below them:
     with a loss at a smaller load the verdict is ``do not use``, and the reason says where it pays.
     """
+    found = _over_known(workload, arm, cells, unit)
+    unknown = sorted(c.load for c in cells if c.verdict is None)
+    if found.verdict is None or not unknown:
+        return found
+    loads = ", ".join(f"{load:g}" for load in unknown)
+    return replace(found, reason=f"{found.reason}; no verdict at {loads} {unit}")
+
+
+def _over_known(
+    workload: str, arm: str, cells: Sequence[AtLoad], unit: Literal["clients", "requests/s"]
+) -> OverLoads:
     known = sorted((c for c in cells if c.verdict is not None), key=lambda c: c.load)
     if not known:
         # Why there is none: of the first cell, for instance that nothing was drafted.

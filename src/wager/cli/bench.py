@@ -16,7 +16,7 @@ from wager.cli import bench_engine, options
 from wager.cli import bench_options as of
 from wager.cli.bench_engine import OWN
 from wager.cli.signals import termination_interrupts
-from wager.cli.status import INTERRUPTED
+from wager.cli.status import INTERRUPTED, USER_ERROR
 from wager.errors import ConfigError, WagerError
 
 if TYPE_CHECKING:
@@ -261,6 +261,10 @@ def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Targe
         raise typer.Exit(INTERRUPTED) if interrupted else ended
     if job.json_file is not None:
         write(found, job.json_file)
+    if run.failed:
+        # All else was measured and is written; the journal stays, for another try of these arms.
+        _say_how_to_go_on(path, run)
+        raise typer.Exit(USER_ERROR)
     if journal is not None and run.complete and job.run_dir is None:
         journal.remove()
 
