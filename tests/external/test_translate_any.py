@@ -172,3 +172,22 @@ def test_a_slip_without_a_program_is_named() -> None:
 def test_real_options_are_no_slips(option: str) -> None:
     found = translate(f"llama-server -m T.gguf --host h --port 1 {option}")
     assert not [f for f in found.reading.findings if "meant?" in f.text]
+
+
+def test_a_line_of_wager_for_another_engine_is_that_engines_to_take() -> None:
+    line = "wager serve --engine llamacpp T.gguf -sc "
+    config = '{"method":"draft_model","model":"D.gguf","num_speculative_tokens":4}'
+    found = translate(f"{line}'{config}'")
+    assert [f for f in found.reading.findings if f.severity == "error"] == []
+    # The commands that are written for another engine are read without complaint.
+    own = next(form for form in found.forms if form.engine == "own")
+    assert f"{line}'{config}'" in own.commands
+    hf = config.replace("D.gguf", "D")
+    [error] = [f for f in translate(f"{line}'{hf}'").reading.findings if f.severity == "error"]
+    assert "llama.cpp reads GGUF only" in error.text
+    [error] = [
+        f
+        for f in translate(f"wager bench M -sc '{hf}' --engine tgi").reading.findings
+        if f.severity == "error"
+    ]
+    assert error.what == "--engine tgi"

@@ -108,7 +108,8 @@ def _own(reading: Reading, target: str, written: Written) -> tuple[str, ...]:
 
 def _elsewhere(reading: Reading, verbs: Sequence[str]) -> tuple[str, ...]:
     """How wager measures and serves it on another engine: on that of the line, where it can."""
-    for engine in dict.fromkeys((reading.engine, "vllm", "llamacpp", "sglang")):
+    named = _given(reading, "--engine")[1:]
+    for engine in dict.fromkeys((*named, reading.engine, "vllm", "llamacpp", "sglang")):
         if reading.speculation is None or engine not in _SERVERS:
             continue
         try:
@@ -158,24 +159,24 @@ def _with_port(rest: tuple[str, ...]) -> tuple[str, ...]:
 
 def _address(reading: Reading) -> tuple[str, ...]:
     """Host and port, which all servers spell alike."""
-    kept: list[str] = []
-    for option in ("--host", "--port"):
-        if option in reading.rest:
-            place = reading.rest.index(option)
-            kept += reading.rest[place : place + 2]
-    return tuple(kept)
+    return (*_given(reading, "--host"), *_given(reading, "--port"))
+
+
+def _given(reading: Reading, option: str) -> tuple[str, ...]:
+    """An option among the rest and its value; empty where it is not there."""
+    if option not in reading.rest:
+        return ()
+    place = reading.rest.index(option)
+    return reading.rest[place : place + 2]
 
 
 def _left_out(reading: Reading, engine: str, same: bool) -> tuple[str, ...]:
     """A note on the arguments of another engine that have nothing to do with speculation."""
     if same:
         return ()
-    kept = _address(reading) if engine in _SERVERS else ()
+    # `--engine` of wager's own verbs: the form for that engine is what was asked for.
+    kept = (*(_address(reading) if engine in _SERVERS else ()), *_given(reading, "--engine"))
     rest = [word for word in reading.rest if word not in kept]
-    if "--engine" in rest:
-        # Of wager's own verbs: the form for that engine is what was asked for.
-        place = rest.index("--engine")
-        del rest[place : place + 2]
     if not rest:
         return ()
     return (f"left out, as options of {TITLES[reading.engine]}: {shlex.join(rest)}",)

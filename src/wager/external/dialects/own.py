@@ -10,7 +10,7 @@ from typing import Any, Final
 from wager.arms import Speculation, parse_arms
 from wager.config import SpeculationConfig
 from wager.errors import ConfigError
-from wager.external.dialects import llamacpp_table, vllm_table
+from wager.external.dialects import ENGINES, dialect, llamacpp_table, vllm_table
 from wager.external.dialects.base import Reading, Written
 from wager.external.dialects.names import owner
 from wager.external.dialects.options import Options, as_ngram, strict_json
@@ -35,11 +35,10 @@ def read(tokens: Sequence[str]) -> Reading:
     found = scan(tokens, ENGINE)
     speculation = _of_arms(found, found.values.get("arms"))
     text = found.values.get("speculative_config")
+    other = found.values.get("kept")
+    if other is not None and other not in ENGINES:
+        found.say("error", f"--engine {other}", f"must be one of {', '.join(ENGINES)}")
     if text is not None:
-        try:
-            SpeculationConfig.parse(text)
-        except ConfigError as error:
-            found.say("error", "-sc", str(error))
         config = _load(text)
         for key, value in config.items():
             what = f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
@@ -49,10 +48,29 @@ def read(tokens: Sequence[str]) -> Reading:
                 found.say("note", what, _OURS[key])
         method = config.pop("method", None)
         speculation = Speculation(method, config) if isinstance(method, str) else None
-        if speculation is not None and method not in drafter_names():
-            found.say("error", f"method: {method}", _unknown())
+        if other in (None, ENGINE):
+            _check_own(found, text, speculation)
+        elif other in ENGINES and speculation is not None:
+            _check_other(found, other, speculation)
     target, rest, findings = found.reading_parts()
     return Reading(ENGINE, speculation, target, rest, findings)
+
+
+def _check_own(found: Scan, text: str, speculation: Speculation | None) -> None:
+    try:
+        SpeculationConfig.parse(text)
+    except ConfigError as error:
+        found.say("error", "-sc", str(error))
+    if speculation is not None and speculation.method not in drafter_names():
+        found.say("error", f"method: {speculation.method}", _unknown())
+
+
+def _check_other(found: Scan, engine: str, speculation: Speculation) -> None:
+    """With ``--engine`` the config is that engine's to take."""
+    try:
+        dialect(engine).write(speculation)
+    except ConfigError as error:
+        found.say("error", "-sc", str(error))
 
 
 def _of_arms(found: Scan, text: str | None) -> Speculation | None:
