@@ -10,7 +10,7 @@ from wager.external.dialects import llamacpp_table as table
 from wager.external.dialects.base import Reading
 from wager.external.dialects.names import GENERAL, canonical
 from wager.external.dialects.options import CACHE_DRAFT
-from wager.external.dialects.reader import Rule, Scan, scan
+from wager.external.dialects.reader import Rule, Scan, dashes, scan
 from wager.external.dialects.vllm import taken_over
 
 ENGINE: Final = "llamacpp"
@@ -77,7 +77,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 def read(tokens: Sequence[str]) -> Reading:
     """The arguments behind ``llama-server``, of this build or an older one."""
-    found = scan(tokens, ENGINE, _dashes, swallows=True, positional=False)
+    found = scan(tokens, ENGINE, dashes, swallows=True, positional=False)
     values = {k: v for k, v in found.values.items() if k not in GENERAL}
     speculation = _settle(found, values)
     if "port" not in found.values and tokens:
@@ -88,11 +88,6 @@ def read(tokens: Sequence[str]) -> Reading:
         )  # fmt: skip
     target, rest, findings = found.reading_parts()
     return Reading(ENGINE, speculation, target, rest, findings)
-
-
-def _dashes(name: str) -> str:
-    """llama.cpp takes underscores in long names too."""
-    return name.replace("_", "-") if name.startswith("--") else name
 
 
 def _settle(found: Scan, values: dict[str, Any]) -> Speculation | None:

@@ -107,6 +107,11 @@ def scan(
     return found
 
 
+def dashes(name: str) -> str:
+    """A long option's spelling in the table, for the engines that take underscores in it too."""
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
 def _split(token: str, swallows: bool) -> tuple[str, str | None]:
     """``--name=value`` and ``VARIABLE=value`` in their parts; None where there is no value."""
     name, equals, value = token.partition("=")

@@ -12,7 +12,7 @@ from wager.external.dialects import sglang_table as table
 from wager.external.dialects.base import Reading, Written
 from wager.external.dialects.names import GENERAL, owner
 from wager.external.dialects.options import Options, as_ngram, is_gguf
-from wager.external.dialects.reader import Rule, Scan, scan
+from wager.external.dialects.reader import Rule, Scan, dashes, scan
 from wager.external.dialects.vllm import taken_over
 
 ENGINE: Final = "sglang"
@@ -58,7 +58,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 def read(tokens: Sequence[str]) -> Reading:
     """The arguments behind ``python -m sglang.launch_server``."""
-    found = scan(tokens, ENGINE, _dashes, positional=False)
+    found = scan(tokens, ENGINE, dashes, positional=False)
     values = {k: v for k, v in found.values.items() if k not in GENERAL and v is not None}
     speculation = _settle(found, values)
     if speculation is not None and "--max-running-requests" not in found.rest:
@@ -69,10 +69,6 @@ def read(tokens: Sequence[str]) -> Reading:
         )  # fmt: skip
     target, rest, findings = found.reading_parts()
     return Reading(ENGINE, speculation, target, rest, findings)
-
-
-def _dashes(name: str) -> str:
-    return name.replace("_", "-") if name.startswith("--") else name
 
 
 def _settle(found: Scan, values: dict[str, Any]) -> Speculation | None:
