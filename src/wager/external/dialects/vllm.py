@@ -14,7 +14,7 @@ from wager.external.dialects import llamacpp_table, vllm_table
 from wager.external.dialects.base import Option, Reading, Written
 from wager.external.dialects.names import GENERAL, canonical, owner
 from wager.external.dialects.options import TITLES, Options, as_ngram, is_gguf, strict_json
-from wager.external.dialects.reader import Scan, convert, scan, told
+from wager.external.dialects.reader import Scan, convert, dashes, scan, told
 from wager.external.dialects.vllm_rules import RULES, WITHOUT_DRAFTER
 
 ENGINE: Final = "vllm"
@@ -114,7 +114,7 @@ _MANY: Final = 512
 def read(tokens: Sequence[str]) -> Reading:
     """The arguments behind ``vllm serve``, of this version or an older one."""
     flat, dotted = _undot(tokens)
-    found = scan(flat, ENGINE, _dashes)
+    found = scan(flat, ENGINE, dashes)
     given = {k: v for k, v in found.values.items() if k not in GENERAL | {"speculative_config"}}
     text = found.values.get("speculative_config")
     config = _load(found, text) if isinstance(text, str) else {}
@@ -144,11 +144,6 @@ def read_config(config: Mapping[str, Any]) -> Reading:
 def taken_over(found: Scan, text: str) -> Speculation | None:
     """What the JSON of ``--speculative-config`` asks for, on another engine's command line."""
     return settle(found, _keys(found, _load(found, text)))
-
-
-def _dashes(name: str) -> str:
-    """vLLM's parser takes underscores in option names too."""
-    return name.replace("_", "-") if name.startswith("--") else name
 
 
 def _undot(tokens: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
