@@ -137,7 +137,9 @@ class _Run:
             trust_env=self._target.proxies,
             verify=needs_certificates(self._target.url),
             headers={"accept-encoding": "identity", **self._target.headers},
-            timeout=httpx2.Timeout(self._target.timeout_s, connect=_CONNECT_S, pool=None),
+            # The whole request has its limit (see `_asked`); a timer for each read of its own would
+            # be an eighth of what a piece of a stream costs here.
+            timeout=httpx2.Timeout(None, connect=_CONNECT_S),
             # A connection for each request: llama-server closes its own after every stream, without
             # a word, and one that is just closing cannot be told from one that is not.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
