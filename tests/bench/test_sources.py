@@ -9,7 +9,8 @@ import pytest
 
 from wager.backend import Load, Prompt
 from wager.bench.plan import content
-from wager.bench.sources import Drawn, Wanted, check, draw
+from wager.bench.sources import Drawn, Wanted, chats, check, draw
+from wager.bench.workloads import RECIPES
 from wager.errors import ConfigError
 
 ONE, EIGHT = Load(clients=1), Load(clients=8)
@@ -93,6 +94,25 @@ def test_random_ids_are_marked_and_need_a_vocabulary(tmp_path: Path) -> None:
     path.write_text('{"prompt": [1, 2, 3]}\n')
     assert drawn(str(path)).cells[0].random_prompts
     assert not drawn("words", count=1).cells[0].random_prompts
+
+
+def test_an_engine_of_chats_is_asked_nothing_else(tmp_path: Path) -> None:
+    def asked(*names: str) -> Drawn:
+        wanted = Wanted(names, (ONE,), 2, chats_only=True)
+        return draw(wanted, no_model, same_for_all_loads=False, identity=4)
+
+    file = tmp_path / "chats.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    for name in ("story", str(file)):
+        found = asked(name)
+        every = [*found.cells[0].prompts, *found.warm_up, *found.identity]
+        assert len(every) >= 1 + 2 + 4
+        assert all(prompt.messages is not None for prompt in every)
+    assert {p.params.temperature for p in found.identity} == {0.0}
+    for name in ("copy", "random", a_file(tmp_path, 2)):
+        with pytest.raises(ConfigError, match=r"not of chats.* choose among rename, edit"):
+            asked(name)
+    assert {"copy", "words", "random"} == set(RECIPES) - set(chats())
 
 
 def test_unknown_and_repeated_workloads_are_refused(tmp_path: Path) -> None:

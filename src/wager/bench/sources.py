@@ -16,6 +16,7 @@ from wager.errors import ConfigError
 IDENTITY_PROMPTS: Final = 12
 _IDENTITY_TOKENS: Final = 64
 _IDENTITY_WORKLOADS: Final = ("copy", "words")
+_IDENTITY_CHATS: Final = ("rename", "json")
 _WARM_UP_PROMPTS: Final = 8
 # Of warm-up and identity prompts, so that none of them is in a cell.
 _OTHER_SEED: Final = 1_000_003
@@ -23,13 +24,17 @@ _OTHER_SEED: Final = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Workloads and loads; ``count`` prompts each: None is 16, of a file as far as it has them."""
+    """Workloads and loads; ``count`` prompts each: None is 16, of a file as far as it has them.
+
+    ``chats_only``: the engine takes neither raw text nor token ids.
+    """
 
     names: tuple[str, ...]
     loads: tuple[Load, ...]
     count: int | None = None
     max_tokens: int | None = None
     seed: int = 0
+    chats_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +68,18 @@ def draw(
 
     ``same_for_all_loads``: every load gets the same prompts, since caches are empty each time; else
     each gets prompts of its own, as far as a file holds enough. ``vocab_size`` is asked only if a
-    workload needs it.
+    workload needs it. Raises ConfigError for a workload that the engine cannot be asked.
     """
     check(wanted.names)
     shares = 1 if same_for_all_loads else len(wanted.loads)
     cells: list[PlannedCell] = []
     notes: list[str] = []
     for name in wanted.names:
+        if wanted.chats_only and name in RECIPES and not RECIPES[name].chat:
+            raise _no_chats(name)
         pool = _pool(name, wanted, shares, vocab_size)
+        if wanted.chats_only and any(prompt.messages is None for prompt in pool.prompts):
+            raise _no_chats(name)
         notes += pool.notes
         size = len(pool.prompts) // shares if pool.enough else len(pool.prompts)
         for index, load in enumerate(wanted.loads):
@@ -78,7 +87,20 @@ def draw(
             own = tuple(pool.prompts[start : start + size])
             cells.append(PlannedCell(pool.label, load, own, random_prompts=pool.random))
     warm_up = _warm_up(wanted, cells, vocab_size, same_for_all_loads)
-    return Drawn(tuple(cells), warm_up, _identity(identity, wanted.seed), tuple(notes))
+    told = _identity(identity, wanted.seed, wanted.chats_only)
+    return Drawn(tuple(cells), warm_up, told, tuple(notes))
+
+
+def chats() -> tuple[str, ...]:
+    """The workloads that are chats, by name."""
+    return tuple(name for name, recipe in RECIPES.items() if recipe.chat)
+
+
+def _no_chats(name: str) -> ConfigError:
+    return ConfigError(
+        f"workload: {name} is not of chats, and this engine takes nothing else; choose among "
+        f"{', '.join(chats())}, or a file of chats"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +149,18 @@ def _warm_up(
         return cells[0].prompts[:1]
     most = max((load.clients or 1 for load in wanted.loads), default=1)
     count = min(_WARM_UP_PROMPTS, max(2, most))
-    name = next((name for name in wanted.names if name in RECIPES), "copy")
+    other = "rename" if wanted.chats_only else "copy"
+    name = next((name for name in wanted.names if name in RECIPES), other)
     seed = wanted.seed + _OTHER_SEED
     return tuple(_recipe(name, count, seed, wanted.max_tokens, vocab_size))
 
 
-def _identity(count: int, seed: int) -> tuple[Prompt, ...]:
-    """Greedy raw texts, half of them easy to draft and half of them not."""
+def _identity(count: int, seed: int, chats_only: bool) -> tuple[Prompt, ...]:
+    """Greedy, half of them easy to draft and half of them not; raw texts unless only chats do."""
     out: list[Prompt] = []
-    for index, name in enumerate(_IDENTITY_WORKLOADS):
-        share = (count + 1 - index) // len(_IDENTITY_WORKLOADS)
+    names = _IDENTITY_CHATS if chats_only else _IDENTITY_WORKLOADS
+    for index, name in enumerate(names):
+        share = (count + 1 - index) // len(names)
         drawn = prompts(RECIPES[name], share, 0, seed + 2 * _OTHER_SEED, _IDENTITY_TOKENS)
         for prompt in drawn:
             # Servers that speak nothing but OpenAI's protocol know no ignore_eos.

@@ -145,8 +145,9 @@ def _job(given: dict[str, Any]) -> _Job:
     from wager.bench import sources
     from wager.bench.workloads import RECIPES
 
-    text = given["workload"]
-    names = tuple(RECIPES) if text is None else tuple(w.strip() for w in text.split(","))
+    text, chats_only = given["workload"], given["engine"] in bench_engine.CHATS_ONLY
+    every_name = sources.chats() if chats_only else tuple(RECIPES)
+    names = every_name if text is None else tuple(w.strip() for w in text.split(","))
     sources.check(names)
     json_file, run_dir = _places(given["json_file"], given["run_dir"])
     if given["resume"] and json_file is None:
@@ -155,7 +156,9 @@ def _job(given: dict[str, Any]) -> _Job:
     return _Job(
         model=given["model"],
         engine=given["engine"],
-        wanted=sources.Wanted(names, loads, given["prompts"], given["max_tokens"], given["seed"]),
+        wanted=sources.Wanted(
+            names, loads, given["prompts"], given["max_tokens"], given["seed"], chats_only
+        ),
         arms=every,
         repeats=given["repeats"],
         identity=default if given["identity"] is None else given["identity"],

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from wager.external.url import UrlBackend
 
 OWN: Final = "own"
+CHATS_ONLY: Final = ("ollama",)
+"""Engines whose streams take no raw text."""
 _OWN_ONLY: Final = {"weights": "auto", "kv": "auto", "ops": "auto"}
 _STARTED_ONLY: Final = ("engine_command", "engine_program", "engine_args", "kv_memory")
 _URL_ONLY: Final = ("url", "url_off", "url_on", "request_off", "request_on", "metrics_url")
