@@ -110,6 +110,21 @@ def test_it_serves_what_was_tuned_until_a_signal(
     assert not left_of(port)
 
 
+def test_a_command_of_the_users(tmp_path: Path, model: str, llama: str) -> None:
+    port = free_port()
+    command = f"env A=1 {llama} --host {{host}} --port {{port}} -m {{model}} {{args}} --last"
+    given = ("--engine", "llamacpp", model, "--engine-command", command, "--port", str(port))
+    tuned = ("--tuned", tuned_file(tmp_path, model))
+    with serving(*given, *tuned, "--host", "127.0.0.1", "--", "--alias", "a") as process:
+        lines = lines_until(process, "drafting")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    place = f"--host 127.0.0.1 --port {port} -m {model}"
+    assert lines[0] == f"env A=1 {llama} {place} {' '.join(ARGUMENTS)} --alias a --last"
+    assert lines[-1] == "wager: drafting is in effect (its page /slots)"
+    assert not left_of(port)
+
+
 def test_nothing_is_left_when_it_is_killed(model: str, llama: str) -> None:
     port = free_port()
     given = ("--engine", "llamacpp", model, "--engine-program", llama, "--port", str(port))

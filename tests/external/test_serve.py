@@ -291,6 +291,56 @@ def test_it_says_what_is_in_effect_and_ends_when_told(
     assert backend.session is None
 
 
+def test_what_the_engine_does_not_say_itself_is_said_for_it(tmp_path: Path) -> None:
+    """SGLang without CUDA: what it drafts changes what it answers."""
+    info = {"version": "0.5.9", "speculative_algorithm": "NGRAM"}
+    path = program(
+        tmp_path, "sglang", recorded("sglang_help.txt"), recorded("sglang.log"), server_info=info
+    )
+    backend = opened("sglang", program=path, stop_timeout_s=1.0)
+
+    def interrupt(line: str) -> None:
+        if line.startswith("without CUDA"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    terminal = Terminal(interrupt)
+    try:
+        service(backend, NGRAM, terminal).run()
+    finally:
+        backend.close()
+    assert terminal.said[0].startswith("SGLang 0.5.9 is ready after ")
+    assert terminal.said[1] == ("drafting is in effect (its settings: speculative_algorithm NGRAM)")
+    assert len(terminal.said) == 3
+
+
+def test_a_server_with_a_certificate_is_asked_by_https(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = vllm_backend(
+        tmp_path, "vllm_plain.log", arguments=("--ssl-certfile", "c.pem"), host="::1"
+    )
+    asked: list[str] = []
+
+    def ready() -> bool:
+        asked.append(backend._url)
+        return "speculative_config" in backend.log_text()
+
+    def interrupt(line: str) -> None:
+        if line.startswith("plain decoding"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(backend, "ready", ready)
+    monkeypatch.setattr(backend, "get", lambda path: (404, ""))
+    terminal = Terminal(interrupt)
+    one = service(backend, PLAIN, terminal)
+    try:
+        one.run()
+    finally:
+        backend.close()
+    assert asked[0] == f"https://[::1]:{one.port}"
+    assert terminal.said[0].endswith(f" s at https://[::1]:{one.port}")
+
+
 def test_another_version_than_the_measured_one_is_not_served(tmp_path: Path) -> None:
     backend = vllm_backend(tmp_path, "vllm_ngram.log")
     terminal = Terminal()

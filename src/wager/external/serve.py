@@ -191,12 +191,11 @@ class Service:
         SIGKILL to what is left after the grace time); a second one ends it at once. Raises
         ConfigError and EngineError, after the engine has been ended.
         """
-        tls = any(word.startswith(_TLS) for word in self.backend.options.arguments)
         with self._signals():
             self.backend.arm = self.arm
             begun = time.monotonic()
             self._process = process = self.backend.launch(
-                self.command_arm, self.port, tls=tls, echo=self.echo
+                self.command_arm, self.port, tls=self._tls(), echo=self.echo
             )
             try:
                 self._until_ready(process, begun)
@@ -234,7 +233,9 @@ class Service:
             self.say(f"ready after {seconds:.1f} s; nothing could be read back: {error}")
             return
         self.check(started.version)
-        place = f"http://{self.backend.options.host}:{self.port}"
+        host = self.backend.options.host
+        host = f"[{host}]" if ":" in host else host
+        place = f"{'https' if self._tls() else 'http'}://{host}:{self.port}"
         version = f" {started.version}" if started.version else ""
         self.say(f"{self._title()}{version} is ready after {seconds:.1f} s at {place}")
         self.say(self._drafting(started))
@@ -257,6 +258,9 @@ class Service:
                 f"NOT ACTIVE: it runs without drafting, though {self.arm.name} is asked for{said}"
             )
         return f"plain decoding, nothing is drafted{said}"
+
+    def _tls(self) -> bool:
+        return any(word.startswith(_TLS) for word in self.backend.options.arguments)
 
     def _title(self) -> str:
         return TITLES[self.backend.name]
