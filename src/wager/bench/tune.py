@@ -44,6 +44,7 @@ from wager.errors import ConfigError
 PROMPTS: Final = 8
 LOOK_PROMPTS: Final = 6
 _GAIN: Final = 1.01
+_NOISY: Final = 0.15
 # Prompts of one round are in no other; a check has its own.
 SEEDS: Final = {"look": 10_007, "first": 20_011, "decide": 0, "schedule": 30_013, "check": 40_009}
 
@@ -280,6 +281,13 @@ class Tuner:
         arms = {arm.name: arm for arm in outcome.decided.plan.arms}
         outcome.chosen = arms[name]
         self._schedule(outcome)
+        noise = choice.visit_noise(outcome.decided)
+        if noise is not None and noise.deviation > _NOISY:
+            outcome.notes.append(
+                f"repeated runs of the same prompts differ by {100 * noise.deviation:.0f} %: "
+                "something else used the machine, so intervals are wide; measure again when it "
+                "is idle"
+            )
         if not outcome.decided.complete:
             outcome.notes.append("the time was up before every run was done; fewer prompts count")
         outcome.expected = rounds.expectations(outcome.decided, outcome.chosen)

@@ -76,8 +76,26 @@ def together(parts: Sequence[Pairs], seed: int = 0) -> Ratio:
     return Ratio(value, float(low), float(high))
 
 
-def visit_noise(run: Run) -> float | None:
-    """Standard deviation of the logarithm of one run's total time: what a fresh server changes.
+def _t95(freedom: int) -> float:
+    return _T95[freedom - 1] if freedom <= len(_T95) else _Z95
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Standard deviation of the logarithm of one run's total time, and how many differences between
+    runs it was estimated from."""
+
+    deviation: float
+    freedom: int
+
+    @property
+    def reach(self) -> float:
+        """Half of a 95 % interval for one run."""
+        return self.deviation * _t95(self.freedom)
+
+
+def visit_noise(run: Run) -> Noise | None:
+    """What a fresh server changes.
 
     From arms that ran the same prompts several times; a steady drift over the measurement, which
     the order there and back cancels, is taken out by a straight line. None without a repetition,
@@ -93,7 +111,7 @@ def visit_noise(run: Run) -> float | None:
             drift = math.fsum(x * y for x, y in steps) / math.fsum(x * x for x, _ in steps)
             squares += math.fsum((y - drift * x) ** 2 / 2.0 for x, y in steps)
             freedom += len(steps) - 1
-    return math.sqrt(squares / freedom) if freedom else None
+    return Noise(math.sqrt(squares / freedom), freedom) if freedom else None
 
 
 def _steps(measurement: Measurement, arms: Sequence[str]) -> Iterator[tuple[int, float]]:
@@ -109,12 +127,13 @@ def _steps(measurement: Measurement, arms: Sequence[str]) -> Iterator[tuple[int,
             yield places, math.log(other / one)
 
 
-def with_noise(ratio: Ratio, noise: float | None, visits: int) -> Ratio:
+def with_noise(ratio: Ratio, noise: Noise | None, visits: int, times: int = 1) -> Ratio:
     """The same with the runs' noise in its interval: resampling prompts knows nothing of a server
-    that happened to be slow. ``visits``: runs of each prompt in each of the two arms."""
+    that happened to be slow. ``visits``: runs of each prompt in each of the two arms; ``times``:
+    measurements that have runs of their own."""
     if ratio.value is None or ratio.low is None or ratio.high is None:
         return ratio
-    runs = _Z95 * (noise or 0.0) * math.sqrt(2.0 / max(1, visits))
+    runs = 0.0 if noise is None else noise.reach * math.sqrt(2.0 * times / max(1, visits))
     below, above = (
         math.hypot(math.log(end / ratio.value), runs) for end in (ratio.low, ratio.high)
     )
@@ -140,7 +159,7 @@ class Expected:
 
 
 def expected(
-    workload: str, clients: int, parts: Sequence[Pairs], noise: float | None, visits: int
+    workload: str, clients: int, parts: Sequence[Pairs], noise: Noise | None, visits: int
 ) -> Expected | None:
     """The measured ratio, its interval widened for other prompts and for another run.
 
@@ -156,11 +175,9 @@ def expected(
     wide = Ratio(value)
     if ratio.low is not None and ratio.high is not None:
         freedom = max(1, count - sum(bool(part.plain) for part in parts))
-        t = _T95[freedom - 1] if freedom <= len(_T95) else _Z95
-        few = math.sqrt(2.0) * t / _Z95 * math.sqrt((freedom + 1) / freedom)
+        few = math.sqrt(2.0) * _t95(freedom) / _Z95 * math.sqrt((freedom + 1) / freedom)
         low, high = (value * (end / value) ** few for end in (ratio.low, ratio.high))
-        # Both measurements have runs of their own.
-        wide = with_noise(Ratio(value, low, high), math.sqrt(2.0) * (noise or 0.0), visits)
+        wide = with_noise(Ratio(value, low, high), noise, visits, times=2)
     own = with_noise(ratio, noise, visits)
     return Expected(workload, clients, value, wide.low, wide.high, own.low, own.high, count)
 
@@ -183,7 +200,7 @@ class Score:
 
 
 def score(
-    parts: Sequence[Pairs], cells: Sequence[Cell], noise: float | None = None, visits: int = 2
+    parts: Sequence[Pairs], cells: Sequence[Cell], noise: Noise | None = None, visits: int = 2
 ) -> Score:
     """``cells`` are those of the same arm and load."""
     ratio = with_noise(together(parts), noise, visits)
