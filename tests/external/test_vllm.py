@@ -52,6 +52,13 @@ def test_the_log_says_what_is_in_effect() -> None:
     assert found.effective["enforce_eager"] == "True"
 
 
+def test_what_the_log_tells_can_be_written_as_json() -> None:
+    line = (
+        "(APIServer pid=1) INFO 11-30 [utils.py:1] non-default args: {'a': 1, 'b': {2}, 'c': (3,)}"
+    )
+    assert vllm.read_log(line).effective["arguments"] == {"a": 1, "b": "{2}", "c": [3]}
+
+
 def test_a_drafter_takes_half_of_the_kv_tokens_of_a_target_of_its_size() -> None:
     plain = vllm.read_log(recorded("vllm_plain.log"))
     draft = vllm.read_log(recorded("vllm_draft_model.log"))

@@ -6,6 +6,7 @@ Read at version 0.32.0: its log, its metrics page, its streams.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -225,9 +226,10 @@ def _initialised(line: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> dict[str, Any]:
-    """A dict as Python prints it; empty where it holds something that is no literal."""
+    """A dict as Python prints it, sets and the like within it as text, so that it can be written
+    as JSON; empty where it holds something that is no literal."""
     try:
-        found = ast.literal_eval(text)
+        found = json.loads(json.dumps(ast.literal_eval(text), default=repr, skipkeys=True))
     except (ValueError, SyntaxError):
         return {}
     return {"arguments": found} if isinstance(found, dict) else {}
