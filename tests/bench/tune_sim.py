@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from wager.arms import Arm
 from wager.backend import Answer, Counters, EngineError, Load, Prompt, Started
-from wager.bench.tune_space import SCHEDULE, K
+from wager.bench.sources import Wanted
+from wager.bench.tune import Outcome, Tuner, Wish
+from wager.bench.tune_space import SCHEDULE, K, families
 from wager.types import DraftCounts
 
 TOKENS = 120
@@ -102,3 +105,20 @@ class Simulated:
 
     def stop(self) -> None:
         pass
+
+
+def wish(methods: str = "draft_model:model=D", clients: str = "1", **more: Any) -> Wish:
+    engine = more.pop("engine", "vllm")
+    loads = tuple(Load(clients=int(n)) for n in clients.split(","))
+    names = more.pop("workloads", ("words",))
+    return Wish(
+        engine=engine,
+        model="model",
+        families=tuple(families(engine, methods)),
+        wanted=Wanted(names, loads, more.pop("count", 8)),
+        **more,
+    )
+
+
+def tune(backend: Simulated, asked: Wish | None = None, **more: Any) -> Outcome:
+    return Tuner(backend, asked or wish(), lambda: 100, **more).tune()
