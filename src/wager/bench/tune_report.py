@@ -33,7 +33,8 @@ def show(console: Console, found: Outcome, command: Sequence[str]) -> None:
         console,
         f"{wish.model} on {TITLES[wish.engine]}{version}; "
         f"{', '.join(dict.fromkeys(c.workload for c in found.decided.plan.cells))}; "
-        f"{_prompts(found)}, each asked {wish.visits} times in each arm",
+        f"{_prompts(found)}, each asked {wish.visits} times in each arm; "
+        f"took {_time(found.seconds)}",
     )
     console.print()
     console.print(arms_table(found))
@@ -63,6 +64,10 @@ def _prompts(found: Outcome) -> str:
     least, most = min(counts), max(counts)
     number = f"{least}" if least == most else f"{least} to {most}"
     return f"{number} prompts of each workload at each load"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def arms_table(found: Outcome) -> Table:
