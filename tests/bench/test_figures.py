@@ -163,6 +163,21 @@ def test_a_reply_of_unknown_length_has_no_speed_up() -> None:
     valid(found)
 
 
+def test_runs_that_differ_much_are_pointed_out() -> None:
+    """The second server of the plain arm was half again as slow, which no other prompt tells."""
+    plain = [[reply(f"p{i}", total=2.0), reply(f"p{i}", total=3.0)] for i in range(6)]
+    spec = [[reply(f"p{i}", total=2.0), reply(f"p{i}", total=2.1)] for i in range(6)]
+    found = cell_of(plain, spec, engine="vllm")
+    assert found.speedup_low == found.speedup_high
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "two runs of the same prompts (plain) differ by 50 %"
+    ]
+    assert cell_of(spec, spec).notes == []
+    # Longer replies take longer; a token does not.
+    longer = [[reply("a", range(4), total=4.0), reply("a", range(8), total=8.0)]]
+    assert cell_of(longer, longer, engine="vllm").notes == []
+
+
 def test_doubts_about_replies_are_told_once() -> None:
     doubtful = replace(reply("a"), notes=["odd timings"])
     found = cell_of([[reply("a"), reply("a")]], [[doubtful, replace(doubtful)]])

@@ -13,9 +13,10 @@ from wager.bench.checks import followed, loops
 from wager.bench.drafts import DraftFigures
 from wager.bench.drafts import figures as draft_figures
 from wager.bench.identity import Identity, compare
-from wager.bench.latency import SERVED_AT_ONCE_S, count_of, decode, latencies
+from wager.bench.latency import SERVED_AT_ONCE_S, STEADY, count_of, decode, drift, latencies
 from wager.bench.measure import Measurement
 from wager.bench.results import BothCounts, BothTimes, Cell, RequestResult
+from wager.bench.spelling import percent
 from wager.bench.statistics import (
     Ratio,
     Verdict,
@@ -348,12 +349,21 @@ def _verify_cost(
 
 
 def _notes(measurement: Measurement, arm: Arm) -> list[str]:
-    """Why replies failed, and the client's doubts about others; each once, with how many."""
-    sides = (measurement.answers.get(name, {}).values() for name in (PLAIN, arm.name))
-    every = [answer for side in sides for answers in side for answer in answers]
+    """Why replies failed, and the client's doubts about others, each once, with how many; and runs
+    that differ by more than the interval, which is over prompts, can know."""
+    sides = {name: measurement.answers.get(name, {}).values() for name in (PLAIN, arm.name)}
+    every = [answer for side in sides.values() for answers in side for answer in answers]
     found = Counter(f"failed: {answer.error}" for answer in every if answer.error is not None)
     found += Counter(note for answer in every for note in set(answer.notes))
-    return [f"{note} ({times} replies)" if times > 1 else note for note, times in found.items()]
+    notes = [f"{note} ({times} replies)" if times > 1 else note for note, times in found.items()]
+    for name, side in sides.items():
+        moved = drift(side)
+        if moved is not None and moved > STEADY:
+            notes.append(
+                f"two runs of the same prompts ({name}) differ by {percent(moved)}: the machine was not "
+                "steady, which the interval does not show"
+            )
+    return notes
 
 
 def _followed(sides: _Sides) -> int | None:

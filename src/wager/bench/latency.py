@@ -11,6 +11,7 @@ after the other as it reads them: chunks no more than ``at_once_s`` apart are on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +23,9 @@ from wager.backend import Answer
 
 SERVED_AT_ONCE_S: Final = 1e-3
 """For chunks that came over a connection: below any step of a model that people serve."""
+
+STEADY: Final = 0.1
+"""Runs of the same prompts that differ by more are worth a remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,23 @@ def peak_rate(answer: Answer, at_once_s: float = 0.0) -> float | None:
     rates = [n / (b - a) for (a, _), (b, n) in pairwise(arrived) if n is not None]
     told = all(tokens is not None for _, tokens in arrived)
     return max(rates) if rates and told else None
+
+
+def drift(prompts: Iterable[Sequence[Answer]]) -> float | None:
+    """How much longer a token took in the slowest run of the prompts than in the fastest: 0.1 is
+    10 %. None where no prompt was answered twice, or a length is not known.
+
+    ``prompts`` are the answers of one arm, per prompt those of its runs in order.
+    """
+    whole = [runs for runs in prompts if len(runs) > 1 and all(a.error is None for a in runs)]
+    rates = []
+    for number in range(min((len(runs) for runs in whole), default=0)):
+        seconds = math.fsum(runs[number].total_s for runs in whole)
+        tokens = [count_of(runs[number]) for runs in whole]
+        if any(count is None for count in tokens) or not any(tokens) or not seconds > 0.0:
+            return None
+        rates.append(seconds / sum(count or 0 for count in tokens))
+    return max(rates) / min(rates) - 1.0 if rates else None
 
 
 @dataclass(frozen=True, slots=True)
