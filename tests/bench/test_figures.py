@@ -78,9 +78,10 @@ def test_pooled_and_mean_of_requests_of_a_scripted_trace() -> None:
 
 def test_failed_replies_are_counted_and_in_no_figure() -> None:
     bad = replace(reply("b", total=99.0), error="gone")
-    found = cell_of([[reply("a")], [reply("b")]], [[reply("a")], [bad]])
-    assert (found.outputs, found.errors.plain, found.errors.spec) == (1, 0, 1)
-    assert found.notes == ["failed: gone"]
+    twice = [[reply("a"), reply("a")], [reply("b"), reply("b")]]
+    found = cell_of(twice, [[reply("a"), reply("a")], [bad, bad]])
+    assert (found.outputs, found.errors.plain, found.errors.spec) == (1, 0, 2)
+    assert found.notes == ["failed: gone (2 replies)"]
     assert found.speedup == 1.0
     nothing = cell_of([[reply("b")]], [[bad]])
     assert (nothing.outputs, nothing.speedup, nothing.verdict) == (0, None, None)
@@ -176,6 +177,12 @@ def test_runs_that_differ_much_are_pointed_out() -> None:
     # Longer replies take longer; a token does not.
     longer = [[reply("a", range(4), total=4.0), reply("a", range(8), total=8.0)]]
     assert cell_of(longer, longer, engine="vllm").notes == []
+
+
+def test_arms_that_did_not_run_back_are_pointed_out() -> None:
+    once, twice = [[reply("a")]], [[reply("a"), reply("a")]]
+    assert cell_of(once, once).notes[0].startswith("ended before the arms had run there and back")
+    assert cell_of(twice, twice).notes == []
 
 
 def test_doubts_about_replies_are_told_once() -> None:

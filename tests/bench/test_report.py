@@ -124,7 +124,7 @@ def test_an_arm_that_never_drafted_gets_no_verdict() -> None:
         status="NOT ACTIVE", verdict=None,
     )  # fmt: skip
     printed = text_of(idle)
-    assert "NOT ACTIVE: copy: ngram never proposed" in printed
+    assert "NOT ACTIVE: copy: ngram never proposed anything: 1.00x is noise, or" in printed
     assert next(x for x in printed.splitlines() if x.startswith("copy")).endswith("NOT ACTIVE")
     assert "never drafted on copy." in remarks.conclusion([idle])
     assert "No difference" not in printed

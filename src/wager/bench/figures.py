@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 from wager.arms import PLAIN, Arm
 from wager.backend import Answer, Counters, Prompt
 from wager.bench.checks import followed, loops
+from wager.bench.doubts import doubts
 from wager.bench.drafts import DraftFigures
 from wager.bench.drafts import figures as draft_figures
 from wager.bench.identity import Identity, compare
-from wager.bench.latency import SERVED_AT_ONCE_S, STEADY, count_of, decode, drift, latencies
+from wager.bench.latency import SERVED_AT_ONCE_S, count_of, decode, latencies
 from wager.bench.measure import Measurement
 from wager.bench.results import BothCounts, BothTimes, Cell, RequestResult
-from wager.bench.spelling import percent
 from wager.bench.statistics import (
     Ratio,
     Verdict,
@@ -152,7 +151,7 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         random_prompts=measurement.random_prompts,
         verdict=settled,
         reason=_reason(measurement, status, settled, speed, share, drafts, cost, lost),
-        notes=_notes(measurement, arm),
+        notes=doubts(measurement, arm),
         requests=requests,
     )
 
@@ -346,24 +345,6 @@ def _verify_cost(
         ]
         per_step = paired_ratio([t for t, _ in pairs], [steps for _, steps in pairs]).value
     return None if per_step is None else per_step / decode_speedup
-
-
-def _notes(measurement: Measurement, arm: Arm) -> list[str]:
-    """Why replies failed, and the client's doubts about others, each once, with how many; and runs
-    that differ by more than the interval, which is over prompts, can know."""
-    sides = {name: measurement.answers.get(name, {}).values() for name in (PLAIN, arm.name)}
-    every = [answer for side in sides.values() for answers in side for answer in answers]
-    found = Counter(f"failed: {answer.error}" for answer in every if answer.error is not None)
-    found += Counter(note for answer in every for note in set(answer.notes))
-    notes = [f"{note} ({times} replies)" if times > 1 else note for note, times in found.items()]
-    for name, side in sides.items():
-        moved = drift(side)
-        if moved is not None and moved > STEADY:
-            notes.append(
-                f"two runs of the same prompts ({name}) differ by {percent(moved)}: the machine was not "
-                "steady, which the interval does not show"
-            )
-    return notes
 
 
 def _followed(sides: _Sides) -> int | None:

@@ -24,9 +24,6 @@ from wager.backend import Answer
 SERVED_AT_ONCE_S: Final = 1e-3
 """For chunks that came over a connection: below any step of a model that people serve."""
 
-STEADY: Final = 0.1
-"""Runs of the same prompts that differ by more are worth a remark."""
-
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:

@@ -53,7 +53,7 @@ class Measurement:
     def attempted(self, arm: Arm) -> list[Prompt]:
         """The prompts that plain decoding and this arm were asked equally often, at least once.
 
-        All of them, unless the measurement ended early: then those whose order is balanced.
+        All of them, unless the measurement ended early; see `balanced`.
         """
         plain, spec = (self.answers.get(name, {}) for name in (PLAIN, arm.name))
         return [
@@ -61,6 +61,11 @@ class Measurement:
             for prompt in self.prompts
             if 0 < len(plain.get(prompt.id, ())) == len(spec.get(prompt.id, ()))
         ]
+
+    def balanced(self, arm: Arm) -> bool:
+        """Whether each of these prompts was asked there and back (A B B A), not only there."""
+        plain = self.answers.get(PLAIN, {})
+        return not any(len(plain[prompt.id]) % 2 for prompt in self.attempted(arm))
 
     def sound(self, arm: str, prompt: Prompt) -> list[Answer]:
         """The answers to a prompt that did not fail."""

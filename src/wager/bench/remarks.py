@@ -68,7 +68,10 @@ def _cell_notes(cell: Cell, place: str, engine: str) -> Iterator[str]:
             line += f"; plain against plain: {control.equal} of {control.compared} equal"
         yield line
     if cell.active is False:
-        yield f"NOT ACTIVE: {place}: {cell.method} never proposed anything"
+        line = f"NOT ACTIVE: {place}: {cell.method} never proposed anything"
+        if cell.speedup is not None:
+            line += f": {number(cell.speedup, 2)}x is noise, or what the method costs while idle"
+        yield line
     if cell.status == "DISTURBED":
         highest = highest_speedup(
             cell.clients, cell.prefill_share, cell.requests, cell.tokens_per_step
