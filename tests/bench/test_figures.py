@@ -171,7 +171,7 @@ def test_runs_that_differ_much_are_pointed_out() -> None:
     found = cell_of(plain, spec, engine="vllm")
     assert found.speedup_low == found.speedup_high
     assert [note.partition(":")[0] for note in found.notes] == [
-        "two runs of the same prompts (plain) differ by 50 %"
+        "runs of the same prompts differ by 50 % (plain)"
     ]
     assert cell_of(spec, spec).notes == []
     # Longer replies take longer; a token does not.

@@ -22,13 +22,13 @@ def doubts(measurement: Measurement, arm: Arm) -> list[str]:
     found = Counter(f"failed: {answer.error}" for answer in every if answer.error is not None)
     found += Counter(note for answer in every for note in set(answer.notes))
     notes = [f"{note} ({times} replies)" if times > 1 else note for note, times in found.items()]
-    for name, side in sides.items():
-        moved = drift(side)
-        if moved is not None and moved > _STEADY:
-            notes.append(
-                f"two runs of the same prompts ({name}) differ by {percent(moved)}: the machine "
-                "was not steady, which the interval does not show"
-            )
+    moved = {name: by for name, side in sides.items() if (by := drift(side)) and by > _STEADY}
+    if moved:
+        told = " and ".join(f"{percent(by)} ({name})" for name, by in moved.items())
+        notes.append(
+            f"runs of the same prompts differ by {told}: the machine was not steady, of which the "
+            "interval shows only a part"
+        )
     if not measurement.balanced(arm):
         notes.append(
             "ended before the arms had run there and back: a machine that warmed up or slowed "
