@@ -21,7 +21,7 @@ from wager.bench.run import Run
 from wager.bench.statistics import Ratio
 from wager.bench.tune import Tuner, arm_from
 from wager.bench.tune_choice import Expected, Noise, Pairs, expected, inside, together, visit_noise
-from wager.bench.tune_predict import Acceptance, LookedCost, of_cell, table_cost
+from wager.bench.tune_predict import Acceptance, LookedCost, looked_cost, of_cell, table_cost
 from wager.bench.tune_report import show, why
 from wager.bench.tune_space import Family, families, ranges, scheduled
 from wager.errors import ConfigError
@@ -208,8 +208,27 @@ def test_a_schedule_is_written_for_the_engine() -> None:
 
 def test_a_line_through_costs() -> None:
     cost = LookedCost({1: (1.5, 0.25)})
-    assert cost.cost(1, {0: 0.5, 8: 0.5}) == pytest.approx(0.5 + 0.5 * 3.5)
+    assert cost.cost(1, {0: 0.5, 8: 0.5}) == pytest.approx(1.5 + 0.25 * 4.0)
     assert cost.cost(2, {8: 1.0}) is None
+
+
+def test_what_costs_without_a_draft_is_told_from_what_a_draft_costs() -> None:
+    """As vLLM on a CPU: slower as soon as it speculates, and then by what is drafted."""
+
+    def cost(clients: int, k: int) -> float:
+        return 1.4 + 0.1 * k if k else 1.0
+
+    asked = wish("suffix", workloads=("copy", "words"))
+    tuner = Tuner(Simulated(accept=lambda workload: 0.7, cost=cost), asked, lambda: 100)
+    cells = tuner.measure("look", [asked.families[0].arm(16)], 6).cells()
+    # One of them is made to draft in a fifth of its steps only.
+    assert cells[1].coverage is not None
+    seldom = replace(cells[1], coverage=cells[1].coverage / 5, verify_cost_estimated=1.4 + 1.6 / 5)
+    line = looked_cost([cells[0], seldom])
+    assert line.cost(1, {0: 1.0}) == pytest.approx(1.4, abs=0.05)
+    assert line.cost(1, {8: 1.0}) == pytest.approx(2.2, rel=0.05)
+    # Two points of about the same length say nothing of what costs without any.
+    assert looked_cost(cells).cost(1, {0: 1.0}) == 1.0
 
 
 def test_a_table_is_corrected_by_the_look() -> None:

@@ -259,17 +259,15 @@ class Tuner:
         return candidates, found
 
     def _cost(self, look: Run) -> rounds.Cost:
-        """Of one start of the slowest arm, from the look."""
-        per_prompt = startup = 0.0
+        """Of the mean start of the mean arm, from the look."""
+        asked = took = 0.0
         for arm in look.plan.arms:
-            asked = sum(len(a) for m in look.measurements for a in _answers(m, arm))
-            took = sum(m.seconds.get(arm.name, 0.0) for m in look.measurements)
-            cells = len(look.plan.cells)
-            if asked:
-                per_prompt = max(per_prompt, took / asked * cells)
-            if not self.backend.fresh_start_is_cheap:
-                starts = [s.startup_s or 0.0 for s in look.started.get(arm.name, ())]
-                startup = max([startup, *starts])
+            asked += sum(len(a) for m in look.measurements for a in _answers(m, arm))
+            took += sum(m.seconds.get(arm.name, 0.0) for m in look.measurements)
+        per_prompt = took / asked * len(look.plan.cells) if asked else 0.0
+        starts = [s.startup_s or 0.0 for every in look.started.values() for s in every]
+        cheap = self.backend.fresh_start_is_cheap or not starts
+        startup = 0.0 if cheap else sum(starts) / len(starts)
         return rounds.Cost(startup, per_prompt, self.wish.visits)
 
     def _settle(self, outcome: Outcome) -> None:

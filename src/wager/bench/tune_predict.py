@@ -2,8 +2,8 @@
 
 Acceptance comes from the answers of plain decoding, replayed for every length where a method's
 drafts follow from token ids, else from what the look itself counted. What a step costs comes from
-the engine's own table, else from the look: its steps with a draft are taken to cost a + b * length
-plain steps at each load. The arithmetic is that of `wager.bench.estimate`.
+the engine's own table, else from the look: a line through the cost of its steps at each load. The
+arithmetic is that of `wager.bench.estimate`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOPELESS: Final = 0.9
 """A method whose best estimate stays below is not measured again."""
 _APART: Final = 1.4
 _FACTORS: Final = (0.25, 4.0)
-_FAR: Final = 1.0
+_FAR: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,9 @@ def table_cost(
 
 @dataclass(slots=True)
 class LookedCost:
-    """Straight lines through what the look measured, one for each load of a method."""
+    """Straight lines through what the look measured, one for each load of a method: a step costs
+    a + b * (draft tokens of the mean step) plain steps. ``a`` is what drafting costs even where
+    nothing is drafted, as on an engine that schedules otherwise while it speculates."""
 
     lines: dict[int, tuple[float, float]] = field(default_factory=dict)
     source: str = "the time of the look's steps"
@@ -134,38 +136,34 @@ class LookedCost:
         if line is None:
             return None
         a, b = line
-        return math.fsum(p * (a + b * n if n else 1.0) for n, p in lengths.items())
+        return a + b * math.fsum(p * n for n, p in lengths.items())
 
 
 def looked_cost(cells: Sequence[Cell]) -> LookedCost:
     """From the cells of one method: at each load a line (a, b) over the workloads.
 
-    A workload gives the cost of its steps with a draft, 1 + (mean cost - 1) / coverage, at its mean
-    draft length. One point, or several of about the same length, leave only the slope from 1 at no
-    draft. A step with a draft is never taken to cost less than a plain one.
+    One workload, or several with about as many draft tokens per step, leave only the slope from 1
+    at no draft. A step is never taken to cost less than a plain one.
     """
-    points: dict[int, list[tuple[float, float, float]]] = {}
+    points: dict[int, list[tuple[float, float]]] = {}
     for cell in cells:
-        mean, share = cell.verify_cost_estimated, cell.coverage
-        if cell.clients is None or mean is None or not share:
-            continue
-        cost = max(1.0, 1.0 + (mean - 1.0) / share)
-        points.setdefault(cell.clients, []).append((_mean_draft(cell), cost, share))
+        cost, share = cell.verify_cost_estimated, cell.coverage
+        if cell.clients is not None and cost is not None and share:
+            drafted = share * _mean_draft(cell)
+            points.setdefault(cell.clients, []).append((drafted, max(1.0, cost)))
     return LookedCost({clients: _line(found) for clients, found in points.items()})
 
 
-def _line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """(a, b) of cost = a + b * length by least squares, weighted by coverage; a >= 1, b >= 0."""
-    x, y, w = (np.asarray(column, dtype=np.float64) for column in zip(*points, strict=True))
-    from_one = (1.0, max(0.0, float((w * x * (y - 1.0)).sum() / (w * x * x).sum())))
-    if float(x.max() - x.min()) < _FAR:
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(a, b) of cost = a + b * length by least squares; a >= 1, b >= 0."""
+    x, y = (np.asarray(column, dtype=np.float64) for column in zip(*points, strict=True))
+    from_one = (1.0, max(0.0, float((x * (y - 1.0)).sum() / (x * x).sum())))
+    if x.min() > _FAR * x.max():
         return from_one
-    mean_x, mean_y = float((w * x).sum() / w.sum()), float((w * y).sum() / w.sum())
-    b = float((w * (x - mean_x) * (y - mean_y)).sum() / (w * (x - mean_x) ** 2).sum())
-    a = mean_y - b * mean_x
+    b, a = (float(value) for value in np.polyfit(x, y, 1))
     if a < 1.0:
         return from_one
-    return (max(1.0, mean_y), 0.0) if b < 0.0 else (a, b)
+    return (max(1.0, float(y.mean())), 0.0) if b < 0.0 else (a, b)
 
 
 @dataclass(frozen=True, slots=True)
