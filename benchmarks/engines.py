@@ -23,7 +23,7 @@ from wager.bench.backend import EngineBackend
 from wager.bench.counters import total
 from wager.bench.latency import count_of, decode
 from wager.bench.measure import DEFAULT_ARM
-from wager.bench.workloads import RECIPES, prompts
+from wager.bench.workloads.generated import RECIPES, prompts
 
 WORKLOADS = ("copy", "explain")
 CLIENTS = (1, 8)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from wager.bench.fit import (
+from wager.bench.fit.calculate import (
     Fit,
     drafter_of,
     fit,
 )
-from wager.bench.fit_memory import Drafter, Setting
-from wager.models.facts import LayerCache, ModelFacts
+from wager.bench.fit.memory import Drafter, Setting
+from wager.models.facts.read import LayerCache, ModelFacts
 
 GB, GIB, MIB = 10**9, 1 << 30, 1 << 20
 

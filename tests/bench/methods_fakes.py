@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny import write_tiny_hf
-from wager.bench.methods import Found, Way
+from wager.bench.methods.find import Found, Way
 from wager.errors import ModelError
-from wager.models.facts import LayerCache, ModelFacts, read_facts
+from wager.models.facts.read import LayerCache, ModelFacts, read_facts
 
 
 @cache

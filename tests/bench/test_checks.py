@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wager.bench.checks import code_block, followed, loops
+from wager.bench.workloads.checks import code_block, followed, loops
 
 SOURCE = "def f(a):\n    return a\n"
 

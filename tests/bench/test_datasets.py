@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from wager.bench.datasets import FORMATS, Dataset, load_dataset, load_prompts, split_format
+from wager.bench.workloads.datasets import (
+    FORMATS,
+    Dataset,
+    load_dataset,
+    load_prompts,
+    split_format,
+)
 from wager.errors import ConfigError
 
 DATA = Path(__file__).parents[1] / "data" / "datasets"

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from tests.bench.fit_fakes import GB, GIB, draft_model, model, setting, work
-from wager.bench.fit import (
+from wager.bench.fit.calculate import (
     choose_engine,
     drafter_of,
     is_method,
     kv_dtype,
     weight_width,
 )
-from wager.bench.fit_engines import ENGINES
-from wager.bench.fit_memory import total
-from wager.bench.fit_report import as_json, rows, verdict
+from wager.bench.fit.engines import ENGINES
+from wager.bench.fit.memory import total
+from wager.bench.fit.report import as_json, rows, verdict
 from wager.errors import ConfigError
-from wager.models.facts import LayerCache, TensorFact
+from wager.models.facts.read import LayerCache, TensorFact
 
 # Drafters
 

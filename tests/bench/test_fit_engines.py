@@ -12,14 +12,14 @@ import pytest
 
 from tests.bench.fit_fakes import GB, GIB, MIB, draft_model, model, setting, work
 from wager import LLM
-from wager.bench.fit import (
+from wager.bench.fit.calculate import (
     drafter_of,
     weight_width,
 )
-from wager.bench.fit_engines import ENGINES, LlamaCpp, Vllm
-from wager.bench.fit_memory import Drafter, Engine, total
+from wager.bench.fit.engines import ENGINES, LlamaCpp, Vllm
+from wager.bench.fit.memory import Drafter, Engine, total
 from wager.engine.memory import block_bytes
-from wager.models.facts import LayerCache, ModelFacts, read_facts
+from wager.models.facts.read import LayerCache, ModelFacts, read_facts
 from wager.ops.base import BLOCK
 
 # vLLM

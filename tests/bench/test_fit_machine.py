@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench.fit_fakes import GB, MIB
-from wager.bench.fit_machine import gpu_memory, parse_size, parse_smi
-from wager.bench.fit_report import size
+from wager.bench.fit.machine import gpu_memory, parse_size, parse_smi
+from wager.bench.fit.report import size
 from wager.errors import ConfigError
 from wager.memory import Memory
 

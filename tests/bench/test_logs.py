@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wager.bench.logs import read_log, read_pairs
-from wager.bench.logs_json import read_object
-from wager.bench.logs_records import BadLine, Recorded
+from wager.bench.logs.objects import read_object
+from wager.bench.logs.read import read_log, read_pairs
+from wager.bench.logs.records import BadLine, Recorded
 from wager.errors import ConfigError, RequestError
 
 CHAT = [{"role": "user", "content": "Say hello."}]

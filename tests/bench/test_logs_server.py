@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from wager.bench import logs_server
-from wager.bench.logs import read_log
-from wager.bench.logs_records import BadLine, Entry, Recorded
+from wager.bench.logs import server as logs_server
+from wager.bench.logs.read import read_log
+from wager.bench.logs.records import BadLine, Entry, Recorded
 from wager.errors import ConfigError
 
 VLLM = r"""

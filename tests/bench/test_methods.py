@@ -11,13 +11,13 @@ import pytest
 from tests.bench.methods_fakes import Hub, command, facts, head_facts, reader, ways
 from tests.tiny import write_tiny_hf
 from wager.arms import Speculation
-from wager.bench.methods import find
-from wager.bench.methods_engines import Target, engines, known_engine
-from wager.bench.methods_heads import KINDS, Head, heads
-from wager.bench.methods_pairs import Adds, Draft, speculation_of
-from wager.bench.methods_report import count, size
+from wager.bench.methods.engines import Target, engines, known_engine
+from wager.bench.methods.find import find
+from wager.bench.methods.heads import KINDS, Head, heads
+from wager.bench.methods.pairs import Adds, Draft, speculation_of
+from wager.bench.methods.report import count, size
 from wager.errors import ConfigError
-from wager.models.facts import TensorFact
+from wager.models.facts.read import TensorFact
 
 
 def test_ngram_and_suffix_always() -> None:

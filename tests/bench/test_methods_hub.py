@@ -12,9 +12,9 @@ import pytest
 from tests.bench.methods_fakes import Hub, Model, facts, head_facts, reader
 from tests.hub import fake_hub, point_library_at
 from tests.tiny import write_tiny_hf
-from wager.bench.methods import find
-from wager.bench.methods_hub import Lookup, kind_of, look_up
-from wager.models.facts import ModelFacts
+from wager.bench.methods.find import find
+from wager.bench.methods.hub import Lookup, kind_of, look_up
+from wager.models.facts.read import ModelFacts
 
 
 def test_heads_on_the_hub() -> None:

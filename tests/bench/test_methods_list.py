@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import jsonschema
 import pytest
 
-from wager.bench.methods_heads import KINDS, compare, families, family_of, heads, matching_heads
+from wager.bench.methods.heads import KINDS, compare, families, family_of, heads, matching_heads
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 LIST_SCHEMA: dict[str, Any] = {
@@ -68,7 +68,7 @@ LIST_SCHEMA: dict[str, Any] = {
 
 
 def test_the_list_is_well_formed() -> None:
-    text = (files("wager.bench") / "heads.json").read_text(encoding="utf-8")
+    text = (files("wager.bench.methods") / "heads.json").read_text(encoding="utf-8")
     jsonschema.validate(json.loads(text), LIST_SCHEMA, cls=jsonschema.Draft202012Validator)
 
 

@@ -13,11 +13,10 @@ import jsonschema
 import pytest
 
 from tests.bench import report_samples as samples
-from wager.bench import markdown, page, svg
-from wager.bench import page_plots as plots
-from wager.bench import page_tables as tables
-from wager.bench.page import Run
-from wager.bench.page_file import read_report
+from wager.bench.page import markdown, plots, svg, tables
+from wager.bench.page import render as page
+from wager.bench.page.file import read_report
+from wager.bench.page.render import Run
 from wager.bench.results import ArmResult, Cell, Report
 from wager.errors import ConfigError
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tests.recipes import recipe
 from wager.arms import arm_of, parse_arms
 from wager.bench.estimate import StepTable, step_table
-from wager.bench.logs_records import NOTES, BadLine, Recorded
-from wager.bench.replay import MAX_REASONS, OTHER, replay_one, replayed
-from wager.bench.replay_report import Asked, notes, to_json
-from wager.bench.replay_rules import RULES
-from wager.bench.replay_tally import Tally
-from wager.bench.replay_tokens import Tokens, Vocabulary, open_vocabulary
+from wager.bench.logs.records import NOTES, BadLine, Recorded
+from wager.bench.replay.report import Asked, notes, to_json
+from wager.bench.replay.rules import RULES
+from wager.bench.replay.run import MAX_REASONS, OTHER, replay_one, replayed
+from wager.bench.replay.tally import Tally
+from wager.bench.replay.tokens import Tokens, Vocabulary, open_vocabulary
 from wager.bench.statistics import paired_ratio
 from wager.config import SpeculationConfig
 from wager.drafters.base import DrafterNeeds, DraftQuery

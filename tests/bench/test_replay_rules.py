@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wager.arms import Arm, parse_arms
-from wager.bench.logs_records import Recorded
-from wager.bench.replay import replayed
-from wager.bench.replay_report import Asked, notes
-from wager.bench.replay_rules import DEFAULT_ARMS, RULES, settings
-from wager.bench.replay_simple import NgramSimple
-from wager.bench.replay_tokens import Vocabulary, open_vocabulary
+from wager.bench.logs.records import Recorded
+from wager.bench.replay.report import Asked, notes
+from wager.bench.replay.rules import DEFAULT_ARMS, RULES, settings
+from wager.bench.replay.run import replayed
+from wager.bench.replay.simple import NgramSimple
+from wager.bench.replay.tokens import Vocabulary, open_vocabulary
 from wager.config import SpeculationConfig
 from wager.drafters.base import DraftQuery
 from wager.errors import ConfigError

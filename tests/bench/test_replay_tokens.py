@@ -14,10 +14,10 @@ from tests.hub import fake_hub, point_library_at
 from tests.models.test_tokenizer import PIECES
 from tests.tiny import SPECIALS, tokenizer_json, write_tiny_gguf
 from wager.arms import parse_arms
-from wager.bench.logs_records import Recorded
-from wager.bench.replay import replayed
-from wager.bench.replay_report import Asked, notes
-from wager.bench.replay_tokens import Vocabulary, open_vocabulary
+from wager.bench.logs.records import Recorded
+from wager.bench.replay.report import Asked, notes
+from wager.bench.replay.run import replayed
+from wager.bench.replay.tokens import Vocabulary, open_vocabulary
 from wager.errors import ModelError, RequestError
 from wager.models.tokenizer import Tokenizer
 

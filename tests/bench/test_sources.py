@@ -9,8 +9,8 @@ import pytest
 
 from wager.backend import Load, Prompt
 from wager.bench.plan import content
-from wager.bench.sources import Drawn, Wanted, chats, check, draw
-from wager.bench.workloads import RECIPES
+from wager.bench.workloads.generated import RECIPES
+from wager.bench.workloads.sources import Drawn, Wanted, chats, check, draw
 from wager.errors import ConfigError
 
 ONE, EIGHT = Load(clients=1), Load(clients=8)

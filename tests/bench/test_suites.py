@@ -18,12 +18,13 @@ from tests.external.pretend import program, recorded
 from tests.tiny import write_tiny_hf
 from wager.arms import PLAIN, Arm
 from wager.backend import Answer, Counters, Load, Prompt, Started
-from wager.bench import suites, suites_report
 from wager.bench.plan import Plan, PlannedCell, content, schedule
 from wager.bench.run import Event, Executor, Run
-from wager.bench.sources import Wanted
-from wager.bench.suites import Estimating, Speed
+from wager.bench.suites import article as suites
+from wager.bench.suites import report as suites_report
+from wager.bench.suites.article import Estimating, Speed
 from wager.bench.summary import Target, summarise
+from wager.bench.workloads.sources import Wanted
 from wager.cli.main import main
 from wager.errors import ConfigError
 

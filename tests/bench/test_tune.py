@@ -11,10 +11,10 @@ import pytest
 from tests.bench.tune_sim import Simulated, k_of, tokens_per_step, tune, wish
 from wager.arms import PLAIN
 from wager.backend import EngineError, Load
-from wager.bench import tune_rounds
-from wager.bench.tune import Tuner
-from wager.bench.tune_report import why
-from wager.bench.tune_rounds import Cost, within
+from wager.bench.tune import rounds as tune_rounds
+from wager.bench.tune.report import why
+from wager.bench.tune.rounds import Cost, within
+from wager.bench.tune.search import Tuner
 from wager.errors import ConfigError
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)

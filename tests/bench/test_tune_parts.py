@@ -14,16 +14,17 @@ import pytest
 from tests.bench.tune_sim import Simulated, tokens_per_step, tune, wish
 from wager.arms import PLAIN
 from wager.backend import Answer, Prompt
-from wager.bench import tune_check, tune_rounds
 from wager.bench.estimate import StepTable
 from wager.bench.report import console
 from wager.bench.run import Run
 from wager.bench.statistics import Ratio
-from wager.bench.tune import Tuner, arm_from
-from wager.bench.tune_choice import Expected, Noise, Pairs, expected, inside, together, visit_noise
-from wager.bench.tune_predict import Acceptance, LookedCost, looked_cost, of_cell, table_cost
-from wager.bench.tune_report import show, why
-from wager.bench.tune_space import Family, families, ranges, scheduled
+from wager.bench.tune import check as tune_check
+from wager.bench.tune import rounds as tune_rounds
+from wager.bench.tune.choice import Expected, Noise, Pairs, expected, inside, together, visit_noise
+from wager.bench.tune.predict import Acceptance, LookedCost, looked_cost, of_cell, table_cost
+from wager.bench.tune.report import show, why
+from wager.bench.tune.search import Tuner, arm_from
+from wager.bench.tune.space import Family, families, ranges, scheduled
 from wager.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
@@ -136,7 +137,7 @@ def test_a_check_finds_what_no_longer_holds(p: float, sound: bool, capsys: Captu
     rows = tune_check.check(run, found.expected)
     assert [row.inside for row in rows] == [sound]
     assert tune_check.holds(rows) is sound
-    from wager.bench.tune_report import show_check
+    from wager.bench.tune.report import show_check
 
     show_check(console(color=False), rows, "tuned.json")
     printed = capsys.readouterr().out

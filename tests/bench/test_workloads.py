@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from wager.bench.checks import followed
-from wager.bench.prompts import Prompt
-from wager.bench.workloads import RECIPES, chosen, prompts
+from wager.bench.workloads.checks import followed
+from wager.bench.workloads.generated import RECIPES, chosen, prompts
+from wager.bench.workloads.prompts import Prompt
 from wager.errors import ConfigError
 
 VOCAB = 49152

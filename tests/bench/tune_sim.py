@@ -9,9 +9,9 @@ from typing import Any
 
 from wager.arms import Arm
 from wager.backend import Answer, Counters, EngineError, Load, Prompt, Started
-from wager.bench.sources import Wanted
-from wager.bench.tune import Outcome, Tuner, Wish
-from wager.bench.tune_space import SCHEDULE, K, families
+from wager.bench.tune.search import Outcome, Tuner, Wish
+from wager.bench.tune.space import SCHEDULE, K, families
+from wager.bench.workloads.sources import Wanted
 from wager.types import DraftCounts
 
 TOKENS = 120

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import wager
-from wager.bench.workloads import RECIPES
+from wager.bench.workloads.generated import RECIPES
 from wager.cli import main as cli
 from wager.cli.status import INTERRUPTED
 from wager.errors import ConfigError

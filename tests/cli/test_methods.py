@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from tests.tiny import write_tiny_hf
-from wager.bench.methods_report import size
+from wager.bench.methods.report import size
 from wager.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -136,7 +136,7 @@ def test_neither_torch_nor_the_extension_is_loaded(tiny_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stderr.split())
-    assert "wager.bench.methods" in loaded
+    assert "wager.bench.methods.find" in loaded
     assert not loaded & {"torch", "transformers", "wager._native", "huggingface_hub"}
 
 

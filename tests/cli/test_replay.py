@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from wager.bench import logs
-from wager.bench.logs import read_log
-from wager.bench.logs_records import Entry
+from wager.bench.logs import read as logs
+from wager.bench.logs.read import read_log
+from wager.bench.logs.records import Entry
 from wager.cli.main import main
 
 COPY = "the cat sat on the mat and the rat ran to the hat "
@@ -152,9 +152,9 @@ BLOCKED = """
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None
-from wager.bench import logs
-from wager.bench.logs import read_log
-from wager.bench.logs_records import Entry
+from wager.bench.logs import read as logs
+from wager.bench.logs.read import read_log
+from wager.bench.logs.records import Entry
 from wager.cli.main import main
 status = main({arguments!r})
 print(*sorted(m for m in sys.modules if sys.modules[m] is not None), file=sys.stderr)

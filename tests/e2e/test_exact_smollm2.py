@@ -14,8 +14,8 @@ import pytest
 
 from tests.recipes import ngram, run_all
 from wager import LLM, SamplingParams
-from wager.bench.prompts import Prompt
-from wager.bench.workloads import chosen, prompts
+from wager.bench.workloads.generated import chosen, prompts
+from wager.bench.workloads.prompts import Prompt
 from wager.errors import ModelError
 from wager.types import CompletionOutput, WeightKind
 

@@ -12,10 +12,10 @@ import pytest
 from tests.recipes import prompts, run_all
 from wager import LLM, SamplingParams
 from wager.arms import arm_of
-from wager.bench import workloads
-from wager.bench.logs import read_log
-from wager.bench.replay import Replay, replayed
-from wager.bench.replay_tokens import Vocabulary, open_vocabulary
+from wager.bench.logs.read import read_log
+from wager.bench.replay.run import Replay, replayed
+from wager.bench.replay.tokens import Vocabulary, open_vocabulary
+from wager.bench.workloads import generated as workloads
 from wager.errors import ModelError
 from wager.types import CompletionOutput, DraftCounts
 

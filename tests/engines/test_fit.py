@@ -16,11 +16,11 @@ from benchmarks.peers import Peers, arm, running
 
 from tests.engines.conftest import require
 from wager.arms import Arm
-from wager.bench.fit import Fit, Side, drafter_of, fit
-from wager.bench.fit_engines import ENGINES
-from wager.bench.fit_memory import MIB, Setting
+from wager.bench.fit.calculate import Fit, Side, drafter_of, fit
+from wager.bench.fit.engines import ENGINES
+from wager.bench.fit.memory import MIB, Setting
 from wager.external.server import ServerBackend
-from wager.models.facts import LayerCache, ModelFacts, read_facts
+from wager.models.facts.read import LayerCache, ModelFacts, read_facts
 
 pytestmark = pytest.mark.engines
 

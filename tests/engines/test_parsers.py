@@ -24,8 +24,8 @@ from tests.engines.conftest import require
 from tests.external.test_translate import CASES, Case
 from wager.backend import Prompt
 from wager.config import SamplingParams
-from wager.external.translate import translate
-from wager.external.translate_split import split
+from wager.external.translate.split import split
+from wager.external.translate.understand import translate
 
 pytestmark = pytest.mark.engines
 

@@ -14,12 +14,12 @@ from tests.engines.conftest import require
 from tests.recipes import prompts
 from wager.arms import parse_arms
 from wager.backend import Prompt
-from wager.bench.logs import read_log
-from wager.bench.replay import replayed
-from wager.bench.replay_rules import settings
-from wager.bench.replay_tokens import open_vocabulary
-from wager.bench.workloads import chosen
+from wager.bench.logs.read import read_log
+from wager.bench.replay.rules import settings
+from wager.bench.replay.run import replayed
+from wager.bench.replay.tokens import open_vocabulary
 from wager.bench.workloads import prompts as drawn
+from wager.bench.workloads.generated import chosen
 from wager.config import SamplingParams
 from wager.drafters.base import DraftQuery
 from wager.drafters.ngram import NgramDrafter

@@ -23,7 +23,7 @@ from benchmarks.peers import Peers
 
 from tests.engines.conftest import require
 from wager.arms import PLAIN
-from wager.bench.tune_space import Family, scheduled
+from wager.bench.tune.space import Family, scheduled
 from wager.cli.main import main
 from wager.external.dialects import dialect
 from wager.external.process import free_port

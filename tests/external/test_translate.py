@@ -14,8 +14,8 @@ import pytest
 
 from wager.errors import ConfigError
 from wager.external.dialects import ENGINES
-from wager.external.translate import as_json, translate
-from wager.external.translate_forms import Form
+from wager.external.translate.forms import Form
+from wager.external.translate.understand import as_json, translate
 
 HEAVY = {"numpy", "torch", "transformers", "tokenizers", "gguf", "huggingface_hub", "httpx2"}
 
@@ -166,10 +166,10 @@ def test_json_holds_everything_that_is_shown() -> None:
 
 def test_nothing_heavy_is_loaded() -> None:
     code = (
-        "import sys\nfrom wager.external.translate import translate\n"
+        "import sys\nfrom wager.external.translate.understand import translate\n"
         "translate('--draft-max 3')\nprint(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
-    assert "wager.external.translate" in loaded
+    assert "wager.external.translate.understand" in loaded
     assert not loaded & (HEAVY | {"wager._native"})

@@ -13,9 +13,9 @@ from tests.external.test_translate import CASES
 from wager.errors import ConfigError
 from wager.external.dialects.names import FLAGS
 from wager.external.dialects.vllm_table import KEYS, METHODS
-from wager.external.translate import as_json, translate
-from wager.external.translate_bodies import FIELDS
-from wager.external.translate_split import PROGRAMS, Program, matches
+from wager.external.translate.bodies import FIELDS
+from wager.external.translate.split import PROGRAMS, Program, matches
+from wager.external.translate.understand import as_json, translate
 
 NAMES = sorted({name for options in FLAGS.values() for o in options for name in o.names})
 VARIABLES = sorted({o.variable for options in FLAGS.values() for o in options if o.variable})

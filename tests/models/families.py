@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wager.models.facts import ModelFacts, read_facts
+from wager.models.facts.read import ModelFacts, read_facts
 from wager.models.safetensors_file import BITS
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -22,8 +22,8 @@ from tests.models.families import (
 )
 from tests.tiny import write_tiny_gguf, write_tiny_hf
 from wager.errors import ModelError, UnsupportedModel
-from wager.models.facts import read_facts
-from wager.models.facts_gguf import part_names
+from wager.models.facts.gguf import part_names
+from wager.models.facts.read import read_facts
 from wager.models.gguf_file import SIZES, read_gguf
 from wager.models.load import resolve
 
@@ -214,7 +214,7 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
 def test_no_torch_and_no_extension(tmp_path: Path) -> None:
     path = write_tiny_hf(tmp_path / "m")
     script = (
-        f"from wager.models.facts import read_facts\nread_facts({str(path)!r})\n"
+        f"from wager.models.facts.read import read_facts\nread_facts({str(path)!r})\n"
         "import sys\nprint(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

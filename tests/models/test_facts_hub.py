@@ -11,7 +11,7 @@ import pytest
 from tests.hub import COMMIT, Hub, fake_hub, point_library_at
 from tests.tiny import write_tiny_gguf, write_tiny_hf
 from wager.errors import CorruptFile, ModelError
-from wager.models.facts import ModelFacts, read_facts
+from wager.models.facts.read import ModelFacts, read_facts
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tests.models.families import (
     facts_of,
 )
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
-from wager.models.facts import read_facts
-from wager.models.facts_hf import build, tokenizer_hash
+from wager.models.facts.hf import build, tokenizer_hash
+from wager.models.facts.read import read_facts
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -8,7 +8,6 @@ from typing import Any
 
 from wager.arms import PLAIN, Arm
 from wager.backend import Answer, Counters, Prompt
-from wager.bench.checks import followed, loops
 from wager.bench.doubts import doubts
 from wager.bench.drafts import DraftFigures
 from wager.bench.drafts import figures as draft_figures
@@ -35,6 +34,7 @@ from wager.bench.verdicts import (
     over_loads,
     reason,
 )
+from wager.bench.workloads.checks import followed, loops
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from wager.bench.measure import DEFAULT_SPECULATION
 from wager.bench.remarks import advice_lines, conclusion, notes
 from wager.bench.results import STEP_CONTEXT, ArmResult, BothTimes, Cell, Report
 from wager.bench.spelling import NA, number, percent, spelt
-from wager.bench.workloads import DEFAULT_PROMPTS
+from wager.bench.workloads.generated import DEFAULT_PROMPTS
 
 if TYPE_CHECKING:
     from wager.bench.plan import Plan

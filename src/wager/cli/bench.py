@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from wager.backend import Backend
     from wager.bench.plan import Plan
     from wager.bench.run import Run
-    from wager.bench.sources import Wanted
     from wager.bench.summary import Target
+    from wager.bench.workloads.sources import Wanted
 
 DEMO_PROMPTS = 8
 DEMO_TOKENS = 128
@@ -75,7 +75,7 @@ def bench(
         raise ConfigError(f"engine: must be one of {', '.join(of.ENGINES)}; got {engine!r}")
     bench_engine.refuse_foreign(engine, given)
     if suite is not None:
-        from wager.bench.suites import settle
+        from wager.bench.suites.article import settle
 
         given = settle(given)
     if demo:
@@ -109,9 +109,10 @@ class _Job:
 
     def plan(self, vocab_size: Callable[[], int], settings: dict[str, Any], cheap: bool) -> Plan:
         """The plan; ``cheap``: caches are empty at each start, so all loads get one set."""
-        from wager.bench import sources, suites
         from wager.bench.machine import machine, versions
         from wager.bench.plan import Plan
+        from wager.bench.suites import article as suites
+        from wager.bench.workloads import sources
 
         draw = sources.draw if self.suite is None else suites.draw
         drawn = draw(self.wanted, vocab_size, same_for_all_loads=cheap, identity=self.identity)
@@ -142,8 +143,8 @@ def _job(given: dict[str, Any]) -> _Job:
     if given["identity"] is not None and given["identity"] < 0:
         raise ConfigError(f"identity: must be at least 0, got {given['identity']}")
     every = of.arms(given["arms"], given["speculative_config"], given["engine"])
-    from wager.bench import sources
-    from wager.bench.workloads import RECIPES
+    from wager.bench.workloads import sources
+    from wager.bench.workloads.generated import RECIPES
 
     text, chats_only = given["workload"], given["engine"] in bench_engine.CHATS_ONLY
     every_name = sources.chats() if chats_only else tuple(RECIPES)
@@ -228,10 +229,12 @@ def _measure_other(job: _Job, given: dict[str, Any]) -> None:
 
 
 def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Target]) -> None:
-    from wager.bench import report, suites, suites_report
+    from wager.bench import report
     from wager.bench.journal import Journal, journal_path
     from wager.bench.results import write
     from wager.bench.run import Executor, Run
+    from wager.bench.suites import article as suites
+    from wager.bench.suites import report as suites_report
     from wager.bench.summary import summarise
     from wager.cli.progress import Progress
 

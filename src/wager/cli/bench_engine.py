@@ -52,7 +52,7 @@ def settings(engine: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def vocab_size(model: str) -> int:
     """Needed for random token ids only; of a server that runs already it is not known."""
-    from wager.models.facts import read_facts
+    from wager.models.facts.read import read_facts
 
     try:
         return read_facts(model, tokenizer=False).vocab_size
@@ -69,7 +69,7 @@ def open_engine(
     """A backend of any engine but the own one; nothing is started. Raises ConfigError."""
     if engine == "url":
         return _running(model, given)
-    from wager.bench.fit_machine import parse_size
+    from wager.bench.fit.machine import parse_size
     from wager.external.engines import open_backend
     from wager.external.server import ServerOptions
 

@@ -11,10 +11,10 @@ import typer
 from wager.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from wager.bench.fit import Fit
-    from wager.bench.fit_memory import Device, Drafter, Kind
+    from wager.bench.fit.calculate import Fit
+    from wager.bench.fit.memory import Device, Drafter, Kind
     from wager.memory import Memory
-    from wager.models.facts import ModelFacts
+    from wager.models.facts.read import ModelFacts
 
 ENGINES = ("own", "vllm", "llamacpp", "sglang")
 _UTILIZATION = {"vllm": 0.92}
@@ -99,10 +99,10 @@ def fit(
         raise ConfigError(f"engine: must be one of {', '.join(ENGINES)}; got {engine!r}")
     if device not in ("auto", "cpu", "gpu"):
         raise ConfigError(f"device: must be auto, cpu or gpu; got {device!r}")
-    from wager.bench import fit as work
-    from wager.bench.fit_machine import parse_size
-    from wager.bench.fit_memory import Setting
-    from wager.models.facts import read_facts
+    from wager.bench.fit import calculate as work
+    from wager.bench.fit.machine import parse_size
+    from wager.bench.fit.memory import Setting
+    from wager.models.facts.read import read_facts
 
     given, room = (
         None if text is None else parse_size(text, option)
@@ -154,7 +154,7 @@ def _check_numbers(clients: int, context: int | None, k: int | None, tp: int) ->
 def _check_engine(
     engine: str, target: ModelFacts, named: str | None, tp: int, utilization: float | None
 ) -> None:
-    from wager.bench.fit import choose_engine, is_gguf
+    from wager.bench.fit.calculate import choose_engine, is_gguf
 
     if engine == "llamacpp" and not is_gguf(target):
         raise ConfigError(
@@ -189,8 +189,8 @@ def _utilization(engine: str, asked: float | None) -> float:
 
 
 def _drafter(draft: str | None, target: ModelFacts, engine: str, k: int | None) -> Drafter | None:
-    from wager.bench.fit import drafter_of, is_gguf, is_method
-    from wager.models.facts import read_facts
+    from wager.bench.fit.calculate import drafter_of, is_gguf, is_method
+    from wager.models.facts.read import read_facts
 
     if draft is None:
         if k is not None:
@@ -211,7 +211,7 @@ def _hint(draft: str) -> str:
     """What a word that is neither a model nor a method may stand for."""
     from difflib import get_close_matches
 
-    from wager.bench.fit import METHODS
+    from wager.bench.fit.calculate import METHODS
 
     if "/" in draft or "." in draft:
         return ""
@@ -223,7 +223,7 @@ def _hint(draft: str) -> str:
 
 def _memory(engine: str, device: str, given: int | None) -> tuple[Device, Memory, Kind]:
     """(device, its memory, where the figure comes from)."""
-    from wager.bench.fit_machine import gpu_memory
+    from wager.bench.fit.machine import gpu_memory
     from wager.memory import Memory, host_memory
 
     if engine == "own":
@@ -245,7 +245,7 @@ def _memory(engine: str, device: str, given: int | None) -> tuple[Device, Memory
 
 
 def _show(found: Fit, as_json: bool) -> None:
-    from wager.bench import fit_report
+    from wager.bench.fit import report as fit_report
 
     if as_json:
         print(json.dumps(fit_report.as_json(found), indent=1, allow_nan=False))

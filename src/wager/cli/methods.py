@@ -47,9 +47,9 @@ def methods(
         os.environ["HF_HUB_OFFLINE"] = "1"
     from rich.console import Console
 
-    from wager.bench.methods import find
-    from wager.bench.methods_engines import known_engine
-    from wager.bench.methods_report import show, to_json
+    from wager.bench.methods.engines import known_engine
+    from wager.bench.methods.find import find
+    from wager.bench.methods.report import show, to_json
 
     only = known_engine(engine) if engine is not None else None
     found = find(model, candidates or (), hub=not offline)

@@ -16,8 +16,8 @@ from wager.errors import ConfigError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from wager.bench.replay import Replay
-    from wager.bench.replay_report import Asked
+    from wager.bench.replay.report import Asked
+    from wager.bench.replay.run import Replay
 
 MAX_CLIENTS: Final = 4096
 _STDIN: Final = Path("/dev/stdin")
@@ -103,7 +103,7 @@ def replay(
     for name, value in (("max-model-len", max_model_len), ("limit", limit)):
         if value is not None and value < 1:
             raise ConfigError(f"{name}: must be at least 1, got {value}")
-    from wager.bench.replay_rules import DEFAULT_ARMS, rule
+    from wager.bench.replay.rules import DEFAULT_ARMS, rule
 
     rule(engine)
     wanted = parse_arms(DEFAULT_ARMS[engine] if arms is None else arms)
@@ -119,7 +119,7 @@ def replay(
         if logs is not None and json_file.exists() and logs.exists() and json_file.samefile(logs):
             raise ConfigError(f"json: {json_file} is the log itself; name another file")
     from wager.bench.estimate import step_table
-    from wager.bench.replay_report import Asked
+    from wager.bench.replay.report import Asked
 
     table = None if steps is None else step_table(steps)
     source = str(logs) if pairs is None else f"{pairs[0]} and {pairs[1]}"
@@ -139,9 +139,9 @@ def _replay(
     limit: int | None,
     max_model_len: int | None,
 ) -> Replay:
-    from wager.bench.logs import read_log, read_pairs
-    from wager.bench.replay import replayed
-    from wager.bench.replay_tokens import open_vocabulary
+    from wager.bench.logs.read import read_log, read_pairs
+    from wager.bench.replay.run import replayed
+    from wager.bench.replay.tokens import open_vocabulary
 
     done = replayed(arms, open_vocabulary(asked.tokenizer, max_model_len), asked.engine)
     with _bar() as bar:
@@ -174,7 +174,7 @@ def _bar() -> Progress:
 def _report(asked: Asked, done: Replay, json_file: Path | None) -> None:
     from rich.console import Console
 
-    from wager.bench.replay_report import show, to_json
+    from wager.bench.replay.report import show, to_json
 
     # What is written must be complete, so an interrupted replay is only shown.
     if done.interrupted:

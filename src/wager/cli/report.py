@@ -28,9 +28,9 @@ Markdown = Annotated[
 
 def report(files: Files, output: Output = None, markdown: Markdown = False) -> None:
     """Show a measurement as one self-contained page of HTML, or as Markdown."""
-    from wager.bench import markdown as text
-    from wager.bench import page
-    from wager.bench.page_file import read_report
+    from wager.bench.page import markdown as text
+    from wager.bench.page import render as page
+    from wager.bench.page.file import read_report
 
     files = [file / "bench.json" if file.is_dir() else file for file in files]
     runs = page.named(files, [read_report(file) for file in files])

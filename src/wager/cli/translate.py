@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from wager.external.dialects.base import Reading
-    from wager.external.translate import Translation
-    from wager.external.translate_forms import Form
+    from wager.external.translate.forms import Form
+    from wager.external.translate.understand import Translation
 
 # The command that is translated has options of its own.
 CONTEXT: Final = {"ignore_unknown_options": True}
@@ -45,8 +45,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def translate(command: Words, to: To = "all", json_: Json = False) -> None:
     """Say what speculation options mean, what is wrong with them, and what they are today."""
-    from wager.external.translate import as_json
-    from wager.external.translate import translate as translated
+    from wager.external.translate.understand import as_json
+    from wager.external.translate.understand import translate as translated
 
     found = translated(_stdin() if command == ["-"] else command, to)
     if json_:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wager.arms import Arm
     from wager.backend import Backend
     from wager.bench.estimate import StepTable
-    from wager.bench.tune import Outcome, Replayer, Tuner, Wish
+    from wager.bench.tune.search import Outcome, Replayer, Tuner, Wish
     from wager.external.tuned import Tuned
 
 _T = TypeVar("_T")
@@ -177,9 +177,9 @@ def _check_output(path: Path | None) -> None:
 
 def _wish(given: Mapping[str, Any], tuned: Tuned | None) -> Wish:
     """What is asked for, checked before anything is loaded or started."""
-    from wager.bench import sources
-    from wager.bench.tune import PROMPTS, Wish
-    from wager.bench.tune_space import families
+    from wager.bench.tune.search import PROMPTS, Wish
+    from wager.bench.tune.space import families
+    from wager.bench.workloads import sources
 
     for name in ("repeats", "prompts", "max_tokens"):
         if given[name] is not None and given[name] < 1:
@@ -303,7 +303,7 @@ def _tuner(
     vocab_size: Callable[[], int],
     steps: Callable[[], StepTable | None] = lambda: None,
 ) -> Tuner:
-    from wager.bench.tune import Tuner
+    from wager.bench.tune.search import Tuner
 
     replay = _replayer(wish, given) if wish.families else None
     return Tuner(backend, wish, vocab_size, say=_say, steps=steps, replay=replay)
@@ -311,8 +311,8 @@ def _tuner(
 
 def _replayer(wish: Wish, given: Mapping[str, Any]) -> Replayer | None:
     """None where the model's tokenizer cannot be read here: then the engine's counts must do."""
-    from wager.bench.replay_tokens import open_vocabulary
-    from wager.bench.tune_replay import replayer
+    from wager.bench.replay.tokens import open_vocabulary
+    from wager.bench.tune.replay import replayer
 
     logs = given["from_replay"]
     try:
@@ -326,7 +326,8 @@ def _replayer(wish: Wish, given: Mapping[str, Any]) -> Replayer | None:
 
 
 def _tune(opened: _Opened) -> None:
-    from wager.bench import report, tune_report
+    from wager.bench import report
+    from wager.bench.tune import report as tune_report
 
     found = _with_progress(opened.tuner, opened.tuner.tune)
     command, arguments = opened.command(found.chosen)
@@ -380,8 +381,10 @@ def _write(path: Path, tuned: Tuned) -> None:
 
 
 def _check(opened: _Opened, tuned: Tuned, path: Path) -> None:
-    from wager.bench import report, tune_check, tune_report
-    from wager.bench.tune import arm_from
+    from wager.bench import report
+    from wager.bench.tune import check as tune_check
+    from wager.bench.tune import report as tune_report
+    from wager.bench.tune.search import arm_from
 
     if tuned.speculation is None:
         print(f"{path} says plain decoding: there is no speed-up to check")

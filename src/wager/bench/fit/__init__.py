@@ -1,0 +1,1 @@
+"""What fits into memory, reckoned before anything is started."""

@@ -1,0 +1,1 @@
+"""Recorded requests and answers, in the shapes that servers write."""

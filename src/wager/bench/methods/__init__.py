@@ -1,0 +1,1 @@
+"""Which ways of drafting exist for a model."""

@@ -1,0 +1,1 @@
+"""Measurements for people: one page of HTML, or Markdown."""

@@ -1,0 +1,1 @@
+"""What drafting would have done to recorded answers."""

@@ -1,0 +1,1 @@
+"""Fixed measurements that are run as one."""

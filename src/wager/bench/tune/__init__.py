@@ -1,0 +1,1 @@
+"""Which method and draft length pay, found by estimates and a few real runs."""

@@ -1,0 +1,1 @@
+"""What is asked: generated prompts, and prompts from files."""

@@ -1,0 +1,1 @@
+"""Speculation options of any engine, explained and written anew."""

@@ -1,0 +1,1 @@
+"""What the files of a model say about it, without reading its weights."""

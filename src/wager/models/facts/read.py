@@ -1,0 +1,161 @@
+"""What a model is and how large, from its config and headers alone: no weights are read.
+
+Takes a pulled name, a directory in Hugging Face layout, a GGUF file (of one or of many parts), or a
+name on the model hub: ``org/name``, ``org/name@revision``, ``org/name:Q4_K_M`` or
+``org/name/file.gguf``. Of a model on the hub, a few hundred kilobytes are fetched.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from wager.errors import ModelError, UnsupportedModel
+from wager.models.catalogue import CATALOGUE
+from wager.models.facts.records import (
+    KV_BITS,
+    LayerCache,
+    ModelFacts,
+    Source,
+    TensorFact,
+    is_mtp,
+)
+from wager.models.paths import models_dir
+
+if TYPE_CHECKING:
+    from wager.models.safetensors_file import TensorInfo
+
+__all__ = ["KV_BITS", "LayerCache", "ModelFacts", "TensorFact", "is_mtp", "read_facts"]
+
+MAX_CONFIG: Final = 1 << 22
+MAX_INDEX: Final = 1 << 26
+MAX_TOKENIZER: Final = 1 << 27
+# What the hub allows in a name: https://huggingface.co/docs/hub/repositories
+_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+?)?(?:/[\w./-]+\.gguf|:[\w.-]+)?")
+
+
+def read_facts(name: str, revision: str | None = None, *, tokenizer: bool = True) -> ModelFacts:
+    """The facts of a model. ``tokenizer`` False leaves its hash out: on the hub that saves most.
+
+    ``revision`` is a branch, tag or commit of a model on the hub. Raises ModelError (CorruptFile,
+    UnsupportedModel) and ConfigError.
+    """
+    path = _local(name)
+    if path is None:
+        if not _HUB.fullmatch(name):
+            raise ModelError(
+                f"model: there is no file or directory {name!r}, and it is no name on the hub "
+                f"(org/name) nor a model to pull ({', '.join(CATALOGUE)})"
+            )
+        from wager.models.facts.hub import read_hub
+
+        return read_hub(name, revision, tokenizer)
+    if revision is not None:
+        raise ModelError(f"revision: {path} is on this machine; only names on the hub have any")
+    title = name if name in CATALOGUE else path.resolve().stem
+    if path.is_dir():
+        return from_directory(path, title if name in CATALOGUE else path.resolve().name,
+                              "directory", str(path), tokenizer)  # fmt: skip
+    from wager.models.facts import gguf as facts_gguf
+
+    return facts_gguf.build(
+        facts_gguf.read(path), name=title, source="gguf", location=str(path), tokenizer=tokenizer
+    )
+
+
+def from_directory(
+    path: Path, name: str, source: Source, location: str, tokenizer: bool
+) -> ModelFacts:
+    """The facts of a directory in Hugging Face layout."""
+    from wager.models.facts import hf as facts_hf
+    from wager.models.safetensors_file import read_json
+
+    config = path / "config.json"
+    if not config.is_file():
+        found = sorted(path.glob("*.gguf"))
+        hint = f"; it holds {found[0].name}: name that file" if found else ""
+        raise ModelError(f"{path}: has no config.json, so it is no model directory{hint}")
+    tensors, pickled = _directory_tensors(path)
+    table = path / "tokenizer.json"
+    hashed = None
+    if tokenizer and table.is_file():
+        hashed = facts_hf.tokenizer_hash(read_json(table, MAX_TOKENIZER), table)
+    return facts_hf.build(
+        name=name,
+        source=source,
+        location=location,
+        raw=read_json(config, MAX_CONFIG),
+        path=config,
+        tensors=tensors,
+        tokenizer_hash=hashed,
+        pickled_bytes=pickled,
+    )
+
+
+def tensor_facts(infos: dict[str, TensorInfo]) -> list[TensorFact]:
+    """The tensors of safetensors headers, as facts."""
+    from wager.models.safetensors_file import BITS
+
+    facts = []
+    for name, info in infos.items():
+        elements = 1
+        for size in info.shape:
+            elements *= size
+        facts.append(TensorFact(name, info.dtype, info.shape, elements * BITS[info.dtype] // 8))
+    return facts
+
+
+def pickles(names: list[str]) -> list[str]:
+    """Weight files that are pickles, of a list of file names."""
+    return [
+        name
+        for name in names
+        if name.endswith((".bin", ".pt", ".pth"))
+        and "/" not in name
+        and not name.startswith(("training_args", "optimizer", "scheduler", "rng_state"))
+    ]
+
+
+def _local(name: str) -> Path | None:
+    if not name.strip():
+        raise ModelError("model: the name is empty; give a pulled name, a directory or a GGUF file")
+    entry = CATALOGUE.get(name)
+    if entry is not None:
+        pulled = models_dir() / entry.name / entry.filename
+        if not pulled.is_file() and not Path(name).exists():
+            raise ModelError(f"{entry.name}: is not here yet; run: wager pull {entry.name}")
+        return pulled if pulled.is_file() else Path(name)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
+        return path
+    if path.is_file():
+        raise UnsupportedModel(f"{path}: is neither a directory nor a .gguf file")
+    bare_file = name.endswith(".gguf") and "/" not in name
+    if path.is_absolute() or name.startswith((".", "~")) or bare_file:
+        raise ModelError(f"{path}: there is no such file or directory")
+    return None
+
+
+def _directory_tensors(path: Path) -> tuple[list[TensorFact], int | None]:
+    """(tensors, None), or (nothing, bytes of the pickles)."""
+    from wager.models.safetensors_file import BITS, INDEX, SINGLE, read_directory, read_safetensors
+
+    if (path / SINGLE).exists() or (path / INDEX).exists():
+        return tensor_facts(read_directory(path, BITS)[0]), None
+    infos: dict[str, Any] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        infos.update(read_safetensors(file, _NoDigest(), BITS))
+    if infos:
+        return tensor_facts(infos), None
+    files = pickles([file.name for file in path.iterdir() if file.is_file()])
+    if not files:
+        raise ModelError(f"{path}: holds no weights: neither *.safetensors nor *.bin")
+    return [], sum((path / name).stat().st_size for name in files)
+
+
+class _NoDigest:
+    """Takes the place of a digest that nobody asks for."""
+
+    def update(self, data: bytes) -> None:
+        """Nothing is kept."""
