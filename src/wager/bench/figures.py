@@ -105,11 +105,11 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
     if not measurement.attempted(arm):
         return None
     sides = _Sides.of(measurement, arm)
-    at_once = 0.0 if measurement.engine == "own" else SERVED_AT_ONCE_S
+    at_once = _at_once(measurement)
     plain = [_Times.of(answers, at_once) for answers in sides.plain]
     spec = [_Times.of(answers, at_once) for answers in sides.spec]
     requests = _requests(measurement, sides, plain, spec)
-    speed, decode_speed = _speedup(plain, spec), _decode_speedup(plain, spec)
+    speed, decode_speed = paired_ratio(*_equal_tokens(plain, spec)), _decode_speedup(plain, spec)
     share = _prefill_share(plain)
     # Of replies that all failed the counters tell nothing about drafting.
     counted = measurement.counters(arm.name) if sides.prompts else Counters()
@@ -273,19 +273,28 @@ def _identity(measurement: Measurement, sides: _Sides) -> Identity:
     return compare([(p.id, a, b) for p, a, b in rows if _comparable(measurement, p)])
 
 
-def _speedup(plain: Sequence[_Times], spec: Sequence[_Times]) -> Ratio:
-    """Plain time / speculative time of whole requests, for the same number of tokens.
+def request_seconds(measurement: Measurement, arm: Arm) -> tuple[list[float], list[float]]:
+    """Seconds of whole requests, plain and in an arm, of the same prompts and the same tokens."""
+    sides = _Sides.of(measurement, arm)
+    at_once = _at_once(measurement)
+    return _equal_tokens(
+        [_Times.of(answers, at_once) for answers in sides.plain],
+        [_Times.of(answers, at_once) for answers in sides.spec],
+    )
 
-    Replies of equal length are compared as they are. Where the outputs differ in length (which our
-    own engine never does) the speculative decode time is scaled to the plain number of tokens. A
-    pair with a reply of unknown length, or of none, takes no part.
-    """
-    above, below = [], []
-    for a, b in zip(plain, spec, strict=True):
-        if a.tokens and b.tokens:
-            above.append(a.total)
-            below.append(b.lasting(a.tokens))
-    return paired_ratio(above, below)
+
+def _equal_tokens(
+    plain: Sequence[_Times], spec: Sequence[_Times]
+) -> tuple[list[float], list[float]]:
+    """Replies of equal length are compared as they are. Where the outputs differ in length (which
+    our own engine never does) the speculative decode time is scaled to the plain number of tokens.
+    A pair with a reply of unknown length, or of none, takes no part."""
+    both = [(a, b) for a, b in zip(plain, spec, strict=True) if a.tokens and b.tokens]
+    return [a.total for a, _ in both], [b.lasting(a.tokens or 0.0) for a, b in both]
+
+
+def _at_once(measurement: Measurement) -> float:
+    return 0.0 if measurement.engine == "own" else SERVED_AT_ONCE_S
 
 
 def _decode_speedup(plain: Sequence[_Times], spec: Sequence[_Times]) -> Ratio:

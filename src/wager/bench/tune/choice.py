@@ -8,25 +8,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
-
 from wager.arms import PLAIN, Arm
-from wager.bench.latency import count_of
+from wager.bench.figures import request_seconds
 from wager.bench.measure import Measurement
 from wager.bench.results import Cell
 from wager.bench.run import Run
-from wager.bench.statistics import MIN_PAIRS, RESAMPLES, Ratio, Verdict, median, verdict
+from wager.bench.statistics import Ratio, Verdict, stratified_ratio, student, verdict
 
 ALL: Final = "all together"
 """In place of a workload's name: every prompt of every workload."""
-
-_Z95: Final = 1.959964
-# Student's t at 97.5 % by degrees of freedom; beyond the last one it is 1.96 within 2 %.
-_T95: Final = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,45 +29,14 @@ class Pairs:
 
 
 def pairs(measurement: Measurement, arm: Arm) -> Pairs:
-    """By the rule of `wager.bench.figures`: medians over the runs of a prompt, and where replies
-    differ in length the arm's time is scaled to the plain number of tokens."""
-    plain, spec = [], []
-    for prompt in measurement.measured(arm):
-        before = measurement.sound(PLAIN, prompt)
-        after = measurement.sound(arm.name, prompt)
-        tokens, others = count_of(before[0]), count_of(after[0])
-        if tokens and others:
-            plain.append(median([a.total_s for a in before]) or 0.0)
-            spec.append((median([a.total_s for a in after]) or 0.0) * tokens / others)
+    """By the rule of `wager.bench.figures`."""
+    plain, spec = request_seconds(measurement, arm)
     return Pairs(measurement.workload, tuple(plain), tuple(spec))
 
 
-def together(parts: Sequence[Pairs], seed: int = 0) -> Ratio:
-    """sum(plain) / sum(spec) over the prompts of all workloads, with a 95 % interval.
-
-    As `wager.bench.statistics.paired_ratio`, but each workload's prompts are drawn from its own,
-    so that every draw has the mixture that was asked for.
-    """
-    counts = [len(part.plain) for part in parts]
-    below = math.fsum(math.fsum(part.spec) for part in parts)
-    if not sum(counts) or not below > 0.0:
-        return Ratio(None)
-    value = math.fsum(math.fsum(part.plain) for part in parts) / below
-    if sum(counts) < MIN_PAIRS:
-        return Ratio(value)
-    random = np.random.default_rng(seed)
-    above, under = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
-    for part, count in zip(parts, counts, strict=True):
-        if count:
-            picks = random.integers(0, count, size=(RESAMPLES, count))
-            above += np.asarray(part.plain)[picks].sum(axis=1)
-            under += np.asarray(part.spec)[picks].sum(axis=1)
-    low, high = np.quantile(above / under, (0.025, 0.975))
-    return Ratio(value, float(low), float(high))
-
-
-def _t95(freedom: int) -> float:
-    return _T95[freedom - 1] if freedom <= len(_T95) else _Z95
+def together(parts: Sequence[Pairs]) -> Ratio:
+    """sum(plain) / sum(spec) over the prompts of all workloads, with a 95 % interval."""
+    return stratified_ratio([(part.plain, part.spec) for part in parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +50,7 @@ class Noise:
     @property
     def reach(self) -> float:
         """Half of a 95 % interval for one run."""
-        return self.deviation * _t95(self.freedom)
+        return self.deviation * student(self.freedom)
 
 
 def visit_noise(run: Run) -> Noise | None:
@@ -163,10 +122,9 @@ def expected(
 ) -> Expected | None:
     """The measured ratio, its interval widened for other prompts and for another run.
 
-    On the scale of logarithms each half of the bootstrapped interval is taken times sqrt(2) (both
-    measurements depend on their prompts), times t / 1.96 and sqrt(n / (n - 1)) for few prompts;
-    to its square comes that of the runs' noise, of both arms in both measurements. None if nothing
-    was measured.
+    On the scale of logarithms each half of the bootstrapped interval is taken times sqrt(2), since
+    both measurements depend on their prompts; to its square comes that of the runs' noise, of both
+    arms in both measurements. None if nothing was measured.
     """
     ratio = together(parts)
     count, value = sum(len(part.plain) for part in parts), ratio.value
@@ -174,9 +132,7 @@ def expected(
         return None
     wide = Ratio(value)
     if ratio.low is not None and ratio.high is not None:
-        freedom = max(1, count - sum(bool(part.plain) for part in parts))
-        few = math.sqrt(2.0) * _t95(freedom) / _Z95 * math.sqrt((freedom + 1) / freedom)
-        low, high = (value * (end / value) ** few for end in (ratio.low, ratio.high))
+        low, high = (value * (end / value) ** math.sqrt(2.0) for end in (ratio.low, ratio.high))
         wide = with_noise(Ratio(value, low, high), noise, visits, times=2)
     own = with_noise(ratio, noise, visits)
     return Expected(workload, clients, value, wide.low, wide.high, own.low, own.high, count)
