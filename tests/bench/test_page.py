@@ -314,3 +314,11 @@ def test_scales_hold_their_values() -> None:
 def test_svg_escapes_texts_and_attributes() -> None:
     made = svg.tag("text", "<a> & b", class_='x"y', stroke_width=1.50)
     assert made == '<text class="x&#34;y" stroke-width="1.5">&lt;a&gt; &amp; b</text>'
+
+
+def test_the_text_of_a_mark_stays_within_its_picture() -> None:
+    points = [svg.Point(x, 1.0, "note", text="explain") for x in (0.0, 4.0, 8.0)]
+    scale = svg.linear([0.0, 8.0], "cost")
+    drawn = svg.chart(svg.Chart("marks", scale, scale, [svg.Series("arm", 0, points)]))
+    found = re.findall(r'<text x="([\d.]+)"[^>]*class="(tick[ a-z]*)">explain<', drawn)
+    assert [kind for _, kind in found] == ["tick", "tick", "tick end"]

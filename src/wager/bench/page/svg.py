@@ -27,6 +27,8 @@ _RATIO_TICKS: Final = (
 _MOST_TICKS: Final = 6
 # In a row the ends of the scale lie this far inside, so that no mark is cut off.
 _INSET: Final = 1.5
+# About the width of one character of a tick.
+_CHARACTER: Final = 6.5
 ROW_HEIGHT: Final = 20
 SHAPES: Final = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
@@ -251,7 +253,10 @@ def _series(series: Series, what: Chart) -> list[Markup]:
         place = f"translate({x:.1f} {y:.1f})"
         parts.append(_shape(series.index, hollow, tag("title", point.note), transform=place))
         if point.text:
-            parts.append(tag("text", point.text, x=x + 7, y=y + 4, class_="tick"))
+            # To the left of a mark near the right edge, where the text would leave the picture.
+            fits = x + 7 + _CHARACTER * len(point.text) <= WIDTH
+            at, kind = (x + 7, "tick") if fits else (x - 7, "tick end")
+            parts.append(tag("text", point.text, x=at, y=y + 4, class_=kind))
     return parts
 
 
