@@ -22,9 +22,8 @@ from wager.bench.results import (
     Report,
     ServerCounts,
     StartUp,
-    check_writable,
-    write,
 )
+from wager.cli.files import check_writable, write
 from wager.errors import ConfigError
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text())
@@ -296,20 +295,20 @@ def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("before")
     with pytest.raises(ValueError, match="JSON"):
-        write(bad, path)
+        write(bad.to_json(), path, "json")
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
     assert path.read_text() == "before"
 
 
 def test_write_replaces_in_one_go(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    write(report(cell_of([[reply("a")]], [[reply("a")]])), path)
+    write(report(cell_of([[reply("a")]], [[reply("a")]])).to_json(), path, "json")
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
     assert strict(path.read_text())["schema"] == 2
 
 
 def test_a_place_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
-    check_writable(tmp_path / "new.json")
+    check_writable(tmp_path / "new.json", "json")
     for path in (tmp_path, tmp_path / "missing" / "x.json"):
         with pytest.raises(ConfigError, match="json"):
-            check_writable(path)
+            check_writable(path, "json")

@@ -141,6 +141,7 @@ def test_an_engine_that_is_started(dummy: None, tmp_path: Path, capsys: Capture)
         (["--methods", "suffix"], "does not draft this way"),
         (["--max-k", "0"], "max-k: must be at least 1"),
         (["--prompts", "0"], "prompts: must be at least 1"),
+        (["--engine", "vllm", "--start-timeout", "0"], "start-timeout: must be above 0"),
         (["--workload", "nothing"], "'nothing' is unknown"),
         (["--resume"], "resume: needs the --run-dir"),
         (["-o", "/nowhere/at/all.json"], "output: /nowhere/at/all.json"),

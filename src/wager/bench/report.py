@@ -134,36 +134,45 @@ def interval(cell: Cell) -> str:
 def show(out: Console, report: Report, plan: Plan, *, interrupted: bool = False) -> None:
     """Print the whole report: what was measured, the table, the notes, the conclusion."""
 
-    def say(text: str) -> None:
-        # No markup: names of files and processors may hold brackets.
-        out.print(text, markup=False, soft_wrap=not out.is_terminal)
-
-    say(header(report))
-    for line in (*arm_lines(report), *plan_lines(plan)):
-        say(line)
-    if interrupted:
-        say("INTERRUPTED: what follows was measured until then")
-    elif not report.complete:
-        say("STOPPED EARLY: what follows was measured until then")
+    opening(out, report, plan_lines(plan), interrupted=interrupted)
     if (steps := step_line(report)) is not None:
-        say(steps)
+        say(out, steps)
     out.print()
     out.print(_fitting(out, report.cells))
     by_rate = any(cell.rate is not None for cell in report.cells)
     if report.cells and (report.engine != "own" or by_rate):
         out.print()
-        say("latencies, plain > speculative:")
+        say(out, "latencies, plain > speculative:")
         out.print(latency_table(report.cells))
-    remarks = notes(report)
+    closing(out, report, notes(report))
+
+
+def say(out: Console, text: str) -> None:
+    """One line. No markup: names of files and processors may hold brackets."""
+    out.print(text, markup=False, soft_wrap=not out.is_terminal)
+
+
+def opening(out: Console, report: Report, plan: Sequence[str], *, interrupted: bool) -> None:
+    """What was measured, by which ``plan`` (in lines), and whether all of it was."""
+    for line in (header(report), *arm_lines(report), *plan):
+        say(out, line)
+    if interrupted:
+        say(out, "INTERRUPTED: what follows was measured until then")
+    elif not report.complete:
+        say(out, "STOPPED EARLY: what follows was measured until then")
+
+
+def closing(out: Console, report: Report, remarks: Sequence[str]) -> None:
+    """What a reader must know beside the tables, and the advice."""
     if remarks:
         out.print()
     for line in remarks:
-        say(f"- {line}")
+        say(out, f"- {line}")
     if report.cells:
         out.print()
         advice = advice_lines(report)
         for line in (*advice, conclusion(report.cells, brief=bool(advice))):
-            say(line)
+            say(out, line)
 
 
 def header(report: Report) -> str:

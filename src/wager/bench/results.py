@@ -6,17 +6,13 @@ Field order and names are those of docs/bench.schema.json. None becomes null: no
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from wager.bench.identity import Identity
 from wager.bench.latency import Percentiles
 from wager.bench.statistics import Verdict
 from wager.bench.verdicts import OverLoads, Status
-from wager.errors import ConfigError
-from wager.models.paths import replacing
 
 SCHEMA: Final = 2
 STEP_ROWS: Final = (1, 2, 3, 5, 9, 17, 32)
@@ -182,21 +178,3 @@ class Report:
     def to_json(self) -> str:
         """The contract, as text; never NaN or infinity."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False) + "\n"
-
-
-def check_writable(path: Path) -> None:
-    """Raise ConfigError before a long run rather than after it."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"json: {path} is not a file in an existing directory")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"json: {path.parent} cannot be written to")
-
-
-def write(report: Report, path: Path) -> None:
-    """Write the contract in one go: the old file or the new one is there, never half of one."""
-    text = report.to_json()
-    try:
-        with replacing(path) as file:
-            file.write(text.encode("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"json: cannot write {path}: {error.strerror}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wager.cli import bench_engine, options
+from wager.cli import bench_engine, files, options
 from wager.cli import bench_options as of
 from wager.cli.bench_engine import OWN
 from wager.cli.signals import termination_interrupts
@@ -134,12 +134,7 @@ class _Job:
 def _job(given: dict[str, Any]) -> _Job:
     loads = of.loads(given["clients"], given["rate"])
     limit = of.seconds(given["time_limit"])
-    for name in ("repeats", "prompts", "max_tokens"):
-        if given[name] is not None and given[name] < 1:
-            raise ConfigError(f"{name.replace('_', '-')}: must be at least 1, got {given[name]}")
-    for name in ("start_timeout", "request_timeout"):
-        if given[name] is not None and not given[name] > 0.0:
-            raise ConfigError(f"{name.replace('_', '-')}: must be above 0, got {given[name]:g}")
+    of.check_numbers(given)
     if given["identity"] is not None and given["identity"] < 0:
         raise ConfigError(f"identity: must be at least 0, got {given['identity']}")
     every = of.arms(given["arms"], given["speculative_config"], given["engine"])
@@ -174,16 +169,11 @@ def _job(given: dict[str, Any]) -> _Job:
 
 def _places(json_file: Path | None, run_dir: Path | None) -> tuple[Path | None, Path | None]:
     """Where the figures go, seen to be writable before a long run."""
-    from wager.bench.results import check_writable
-
     if run_dir is not None:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run-dir: cannot make {run_dir}: {error.strerror}") from error
+        files.make_run_dir(run_dir)
         json_file = run_dir / "bench.json" if json_file is None else json_file
     if json_file is not None:
-        check_writable(json_file)
+        files.check_writable(json_file, "json")
     return json_file, run_dir
 
 
@@ -231,7 +221,6 @@ def _measure_other(job: _Job, given: dict[str, Any]) -> None:
 def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Target]) -> None:
     from wager.bench import report
     from wager.bench.journal import Journal, journal_path
-    from wager.bench.results import write
     from wager.bench.run import Executor, Run
     from wager.bench.suites import article as suites
     from wager.bench.suites import report as suites_report
@@ -266,7 +255,7 @@ def _measure(job: _Job, backend: Backend, plan: Plan, target: Callable[[], Targe
         # What is written must be complete, so an interrupted or failed run is only printed.
         raise typer.Exit(INTERRUPTED) if interrupted else ended
     if job.json_file is not None:
-        write(found, job.json_file)
+        files.write(found.to_json(), job.json_file, "json")
     if run.failed:
         # All else was measured and is written; the journal stays, for another try of these arms.
         _say_how_to_go_on(path, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -172,6 +173,16 @@ def loads(clients: str | None, rate: str | None) -> tuple[Load, ...]:
     if clients is not None:
         raise ConfigError("rate: give either --clients or --rate, not both")
     return tuple(Load(rate=number) for number in _numbers("rate", rate, whole=False))
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a count below 1 or a time that is none."""
+    for name in ("repeats", "prompts", "max_tokens"):
+        if given[name] is not None and given[name] < 1:
+            raise ConfigError(f"{name.replace('_', '-')}: must be at least 1, got {given[name]}")
+    for name in ("start_timeout", "request_timeout"):
+        if given[name] is not None and not given[name] > 0.0:
+            raise ConfigError(f"{name.replace('_', '-')}: must be above 0, got {given[name]:g}")
 
 
 def numbers_of_clients(text: str) -> list[int]:

@@ -95,10 +95,7 @@ def fit(
 ) -> None:
     """Work out what fits into memory, with a drafter and without: weights, KV, context, clients."""
     _check_numbers(clients, max_model_len, num_speculative_tokens, tensor_parallel_size)
-    if engine is not None and engine not in ENGINES:
-        raise ConfigError(f"engine: must be one of {', '.join(ENGINES)}; got {engine!r}")
-    if device not in ("auto", "cpu", "gpu"):
-        raise ConfigError(f"device: must be auto, cpu or gpu; got {device!r}")
+    _check_names(engine, device)
     from wager.bench.fit import calculate as work
     from wager.bench.fit.machine import parse_size
     from wager.bench.fit.memory import Setting
@@ -140,6 +137,13 @@ def fit(
     if where == "gpu" and tensor_parallel_size > size.devices and given is None:
         found.notes.append(f"this machine has {size.devices} GPU(s), not {tensor_parallel_size}")
     _show(found, as_json)
+
+
+def _check_names(engine: str | None, device: str) -> None:
+    if engine is not None and engine not in ENGINES:
+        raise ConfigError(f"engine: must be one of {', '.join(ENGINES)}; got {engine!r}")
+    if device not in ("auto", "cpu", "gpu"):
+        raise ConfigError(f"device: must be auto, cpu or gpu; got {device!r}")
 
 
 def _check_numbers(clients: int, context: int | None, k: int | None, tp: int) -> None:

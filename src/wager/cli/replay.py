@@ -10,6 +10,7 @@ import typer
 
 from wager.arms import Arm, parse_arms
 from wager.cli.bench_options import numbers_of_clients
+from wager.cli.files import check_writable, write
 from wager.cli.status import INTERRUPTED
 from wager.errors import ConfigError
 
@@ -113,9 +114,7 @@ def replay(
     if max(together) > MAX_CLIENTS:
         raise ConfigError(f"clients: must be at most {MAX_CLIENTS}, got {max(together)}")
     if json_file is not None and str(json_file) != "-":
-        from wager.bench.results import check_writable
-
-        check_writable(json_file)
+        check_writable(json_file, "json")
         if logs is not None and json_file.exists() and logs.exists() and json_file.samefile(logs):
             raise ConfigError(f"json: {json_file} is the log itself; name another file")
     from wager.bench.estimate import step_table
@@ -186,4 +185,4 @@ def _report(asked: Asked, done: Replay, json_file: Path | None) -> None:
     width = None if sys.stdout.isatty() else 1000
     show(Console(highlight=False, width=width), done, asked)
     if json_file is not None:
-        json_file.write_text(to_json(done, asked), encoding="utf-8")
+        write(to_json(done, asked), json_file, "json")

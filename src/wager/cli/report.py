@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from wager.cli.files import write
 from wager.errors import ConfigError
 
 Files = Annotated[
@@ -42,17 +43,5 @@ def report(files: Files, output: Output = None, markdown: Markdown = False) -> N
         return
     if any(output.absolute() == file.absolute() for file in files):
         raise ConfigError(f"output: {output} is the measurement itself; name another file")
-    _write(written, output)
+    write(written, output, "output")
     typer.echo(f"wrote {output}")
-
-
-def _write(text: str, path: Path) -> None:
-    from wager.models.paths import replacing
-
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"output: {path} is not a file in an existing directory")
-    try:
-        with replacing(path) as file:
-            file.write(text.encode("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"output: cannot write {path}: {error.strerror}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from wager.cli import bench_engine, options
+from wager.cli import bench_engine, files, options
 from wager.cli import bench_options as of
 from wager.cli.bench_engine import OWN
 from wager.cli.signals import termination_interrupts
@@ -114,7 +114,8 @@ def tune(
         tuned = _read(check, given)
         given = _as_tuned(tuned, given)
     bench_engine.refuse_foreign(engine, given)
-    _check_output(output)
+    if output is not None:
+        files.check_writable(output, "output")
     wish = _wish(given, tuned)
     with termination_interrupts(), _opened(wish, given) as opened:
         if tuned is not None and check is not None:
@@ -169,21 +170,13 @@ def _as_tuned(tuned: Tuned, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_output(path: Path | None) -> None:
-    """Before a long run rather than after it."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"output: {path} is not a file in an existing directory")
-
-
 def _wish(given: Mapping[str, Any], tuned: Tuned | None) -> Wish:
     """What is asked for, checked before anything is loaded or started."""
     from wager.bench.tune.search import PROMPTS, Wish
     from wager.bench.tune.space import families
     from wager.bench.workloads import sources
 
-    for name in ("repeats", "prompts", "max_tokens"):
-        if given[name] is not None and given[name] < 1:
-            raise ConfigError(f"{name.replace('_', '-')}: must be at least 1, got {given[name]}")
+    of.check_numbers(given)
     logs, run_dir = given["from_replay"], given["run_dir"]
     text = given["workload"] or (WORKLOADS if logs is None else str(logs))
     names = tuple(part.strip() for part in text.split(","))
@@ -193,10 +186,7 @@ def _wish(given: Mapping[str, Any], tuned: Tuned | None) -> Wish:
     if given["resume"] and run_dir is None:
         raise ConfigError("resume: needs the --run-dir DIR of the run to go on with")
     if run_dir is not None:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run-dir: cannot make {run_dir}: {error.strerror}") from error
+        files.make_run_dir(run_dir)
     count = PROMPTS if given["prompts"] is None else given["prompts"]
     engine = given["engine"]
     found = families(engine, given["methods"], given["max_k"]) if tuned is None else []
@@ -335,7 +325,8 @@ def _tune(opened: _Opened) -> None:
     tune_report.show(report.console(color=not given["no_color"]), found, command)
     path = given["output"]
     if path is not None:
-        _write(path, _record(opened, found, command, arguments))
+        record = _record(opened, found, command, arguments)
+        files.write(record.to_json(), path, "output")
         print(f"written to {path}; measure it again with --check {path}")
 
 
@@ -368,16 +359,6 @@ def _record(opened: _Opened, found: Outcome, command: list[str], arguments: list
         },
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-def _write(path: Path, tuned: Tuned) -> None:
-    from wager.models.paths import replacing
-
-    try:
-        with replacing(path) as file:
-            file.write(tuned.to_json().encode("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"output: cannot write {path}: {error.strerror}") from error
 
 
 def _check(opened: _Opened, tuned: Tuned, path: Path) -> None:

@@ -13,8 +13,8 @@ from wager.bench.counters import total
 from wager.bench.drafts import DraftFigures, figures
 from wager.bench.identity import Identity
 from wager.bench.measure import Measurement
-from wager.bench.remarks import advice_lines, conclusion, notes
-from wager.bench.report import arm_lines, header, interval
+from wager.bench.remarks import notes
+from wager.bench.report import closing, interval, opening, say
 from wager.bench.results import ArmResult, Cell, Report
 from wager.bench.run import Run
 from wager.bench.spelling import NA, number, percent, spelt
@@ -23,32 +23,12 @@ from wager.bench.suites.article import BATCHES, GROUPS
 
 def show(out: Console, run: Run, report: Report, *, interrupted: bool = False) -> None:
     """Print the suite's tables with what a reader must know beside them."""
-
-    def say(text: str) -> None:
-        out.print(text, markup=False, soft_wrap=not out.is_terminal)
-
-    say(header(report))
-    for line in arm_lines(report):
-        say(line)
-    say(_how(run))
-    if interrupted:
-        say("INTERRUPTED: what follows was measured until then")
-    elif not report.complete:
-        say("STOPPED EARLY: what follows was measured until then")
+    opening(out, report, [_how(run)], interrupted=interrupted)
     for title, table in tables(run, report):
         out.print()
-        say(title)
+        say(out, title)
         out.print(table)
-    remarks = [line for line in notes(report) if _matters(line)]
-    if remarks:
-        out.print()
-    for line in remarks:
-        say(f"- {line}")
-    if report.cells:
-        out.print()
-        advice = advice_lines(report)
-        for line in (*advice, conclusion(report.cells, brief=bool(advice))):
-            say(line)
+    closing(out, report, [line for line in notes(report) if _matters(line)])
 
 
 def _matters(remark: str) -> bool:

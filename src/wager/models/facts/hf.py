@@ -93,18 +93,10 @@ def build(
     notes: list[str] = []
     mtp = 0 if head else _mtp_layers(fields, names, layers, notes)
     quantisation, bits = _quantisation(fields)
-    dtype = most_bytes(kept)
     model_dtype = _model_dtype(fields)
-    parameters = sum(_parameters(tensor, bits) for tensor in kept)
-    weight_bytes = sum(tensor.nbytes for tensor in kept)
     if pickled_bytes is not None:
-        width = _DTYPE_BYTES.get(model_dtype or "", 2)
-        weight_bytes, parameters = pickled_bytes, pickled_bytes // width
-        dtype = {4: "F32", 2: "BF16" if model_dtype == "bfloat16" else "F16"}[width]
-        notes.append(
-            "its weights are pickles, which are never opened: sizes are those of the files"
-        )
-    experts = fields.whole(*_EXPERTS)
+        notes.append(_PICKLES)
+    experts = (fields.whole(*_EXPERTS) or 0) > 1
     medusa_like = head is not None and head["kind"] in ("medusa", "mlp_speculator")
     return ModelFacts(
         name=name,
@@ -114,30 +106,46 @@ def build(
         model_type=str(fields.get("model_type") or ""),
         num_layers=layers,
         hidden_size=fields.whole("hidden_size", "n_embd", "d_model", "dim") or 0,
-        intermediate_size=fields.whole(
-            "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
-        ),
+        intermediate_size=fields.whole(*_MLP_WIDTH),
         num_heads=heads,
         num_kv_heads=0 if medusa_like else num_kv_heads(fields),
         head_dim=head_dim(fields) if heads else 0,
         vocab_size=vocab,
         max_context=_context(fields),
         tied_head=tied,
-        dtype=dtype,
         quantisation=quantisation,
         model_dtype=model_dtype,
-        parameters=parameters,
-        weight_bytes=weight_bytes,
+        **_sizes(kept, bits, model_dtype, pickled_bytes),
         kv_layers=(LayerCache("none"),) * layers if medusa_like else layer_caches(fields, layers),
-        experts=experts if experts and experts > 1 else None,
-        experts_per_token=fields.whole(*_CHOSEN) if experts and experts > 1 else None,
-        expert_size=fields.whole(*_EXPERT_SIZE) if experts and experts > 1 else None,
+        experts=fields.whole(*_EXPERTS) if experts else None,
+        experts_per_token=fields.whole(*_CHOSEN) if experts else None,
+        expert_size=fields.whole(*_EXPERT_SIZE) if experts else None,
         mtp_layers=mtp,
         tokenizer_hash=tokenizer_hash,
         tensors=tuple(tensors),
         speculative=head,
         notes=tuple(notes),
     )
+
+
+_MLP_WIDTH: Final = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+_PICKLES: Final = "its weights are pickles, which are never opened: sizes are those of the files"
+
+
+def _sizes(
+    kept: Sequence[TensorFact], bits: int | None, model_dtype: str | None, pickled: int | None
+) -> dict[str, Any]:
+    """Size, number and type of the weights: those that headers list, or what files of ``pickled``
+    bytes would hold."""
+    if pickled is None:
+        return {
+            "weight_bytes": sum(tensor.nbytes for tensor in kept),
+            "parameters": sum(_parameters(tensor, bits) for tensor in kept),
+            "dtype": most_bytes(kept),
+        }
+    width = _DTYPE_BYTES.get(model_dtype or "", 2)
+    kind = {4: "F32", 2: "BF16" if model_dtype == "bfloat16" else "F16"}[width]
+    return {"weight_bytes": pickled, "parameters": pickled // width, "dtype": kind}
 
 
 def hash_tokens(pairs: Mapping[int, str]) -> str:
