@@ -50,12 +50,20 @@ def tuned_file(folder: Path, model: str, **other: str) -> str:
     return str(path)
 
 
+def _usual_signals() -> None:
+    """What the test run itself was started to ignore (nohup) is not what is tested here."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The command, running; killed at the end if it has not ended."""
     command = [sys.executable, "-m", "wager", "serve", *arguments]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, preexec_fn=_usual_signals
+    ) as process:
         try:
             yield process
         finally:
