@@ -15,9 +15,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-from wager.config import SpeculationConfig
 from wager.drafters.base import DraftQuery
-from wager.drafters.ngram import NgramDrafter, index_class
+from wager.drafters.ngram import NgramDrafter, NgramOptions, index_class
+from wager.speculation import MethodConfig
 
 RANGES = ((5, 5), (2, 5), (10, 500))
 BATCH = 16
@@ -54,20 +54,15 @@ def median_us(call: Callable[[int], object], calls: int = CALLS) -> float:
 
 def measure(text: list[int], shortest: int, longest: int) -> tuple[float, float, float, float]:
     """propose, propose in a batch (per request), observe one token, prompt per token; in us."""
-    config = SpeculationConfig(
-        method="ngram",
-        num_speculative_tokens=K,
-        prompt_lookup_min=shortest,
-        prompt_lookup_max=longest,
-    )
+    config = MethodConfig("ngram", K, NgramOptions(shortest, longest))
     drafter = NgramDrafter(config, vocab_size=50_000)
     started = time.perf_counter_ns()
-    drafter.observe(0, text)
+    drafter.start(0, text, "")
     prompt = (time.perf_counter_ns() - started) / 1e3 / len(text)
     one = [DraftQuery(0, len(text), K)]
     propose = median_us(lambda _: drafter.propose(one))
     for request in range(1, BATCH):
-        drafter.observe(request, text[:1000])
+        drafter.start(request, text[:1000], "")
     batch = one + [DraftQuery(r, min(len(text), 1000), K) for r in range(1, BATCH)]
     together = median_us(lambda _: drafter.propose(batch), CALLS // 4) / BATCH
     # Only one copied token in four is wrong, so that matches stay long where they can be.

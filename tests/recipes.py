@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wager import LLM, SamplingParams
-from wager.config import SpeculationConfig
-from wager.drafters.base import DrafterNeeds, DraftQuery
+from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
+from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, CompletionOutput, Draft
 
 
@@ -20,15 +20,21 @@ class _Remembering:
 
     needs = DrafterNeeds()
 
-    def __init__(self, config: SpeculationConfig, vocab_size: int) -> None:
+    def __init__(self, config: MethodConfig, vocab_size: int) -> None:
         self.config = config
         self.options: Mapping[str, Any] = config.options
         self.vocab_size = vocab_size
         self.seen: dict[int, list[int]] = {}
         self.calls = 0
 
+    def attach(self, host: DraftHost) -> None:
+        pass
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        self.seen[request] = list(prompt)
+
     def observe(self, request: int, tokens: Sequence[int]) -> None:
-        self.seen.setdefault(request, []).extend(tokens)
+        self.seen[request].extend(tokens)
 
     def release(self, request: int) -> None:
         self.seen.pop(request, None)

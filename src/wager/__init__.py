@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wager.config import EngineConfig, SamplingParams, SpeculationConfig
+from wager.config import EngineConfig, SamplingParams
 from wager.errors import WagerError
+from wager.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from wager.engine.llm import LLM, AsyncLLM

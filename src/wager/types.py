@@ -75,6 +75,12 @@ class DraftCounts:
             _count_positions(self.drafted_at, drafted)
             _count_positions(self.accepted_at, accepted)
 
+    def copy(self) -> DraftCounts:
+        """Counts that later steps do not change."""
+        counts = DraftCounts()
+        counts.add(self)
+        return counts
+
     def add(self, other: DraftCounts) -> None:
         """Add the counts of ``other`` to these."""
         self.steps += other.steps

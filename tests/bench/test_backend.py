@@ -11,11 +11,12 @@ import pytest
 from wager.arms import PLAIN, Arm, arm_of
 from wager.backend import Load, Prompt
 from wager.bench.backend import EngineBackend, check_arm
-from wager.config import EngineConfig, SamplingParams, SpeculationConfig
+from wager import SpeculationConfig
+from wager.config import EngineConfig, SamplingParams
 from wager.errors import ConfigError, RequestError
 from wager.types import CompletionOutput, DraftCounts, RequestOutput
 
-SPECULATION = SpeculationConfig("ngram", 4)
+SPECULATION = SpeculationConfig.of("ngram", 4)
 NGRAM = arm_of({"method": "ngram", "num_speculative_tokens": 4})
 
 

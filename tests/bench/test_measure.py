@@ -10,8 +10,8 @@ from tests.bench.scripted import ARMS, ON, prompts, reply
 from wager.arms import PLAIN, Arm
 from wager.backend import Answer, Counters, Load
 from wager.bench.counters import total
-from wager.bench.measure import DEFAULT_ARM, DEFAULT_SPECULATION, Measurement
-from wager.config import SpeculationConfig
+from wager.bench.measure import DEFAULT_ARM, DEFAULT_K, Measurement
+from wager.speculation import SpeculationConfig
 
 PLAIN_ARM = Arm(PLAIN)
 NOTHING = Counters()
@@ -71,5 +71,8 @@ def test_sums_of_counters(parts: list[Counters], expected: Counters) -> None:
 
 def test_the_default_arm_is_the_default_config() -> None:
     assert DEFAULT_ARM.speculation is not None
-    assert SpeculationConfig.parse(DEFAULT_ARM.speculation.config()) == DEFAULT_SPECULATION
+    expected = SpeculationConfig.of(
+        "ngram", DEFAULT_K, prompt_lookup_min=2, prompt_lookup_max=5
+    )
+    assert SpeculationConfig.parse(DEFAULT_ARM.speculation.config()) == expected
     assert DEFAULT_ARM.name == "ngram:k=8,min=2,max=5"

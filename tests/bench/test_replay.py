@@ -24,10 +24,10 @@ from wager.bench.replay.run import MAX_REASONS, OTHER, replay_one, replayed
 from wager.bench.replay.tally import Tally
 from wager.bench.replay.tokens import Tokens, Vocabulary, open_vocabulary
 from wager.bench.statistics import paired_ratio
-from wager.config import SpeculationConfig
-from wager.drafters.base import DrafterNeeds, DraftQuery
-from wager.engine.drafting import GuardedDrafter
+from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
+from wager.engine.drafting import Drafters, GuardedDrafter
 from wager.errors import ConfigError
+from wager.speculation import SpeculationConfig
 from wager.types import Draft, DraftCounts
 
 
@@ -46,6 +46,12 @@ class Scripted:
         self.asked += queries
         return [Draft(tuple(next(self.drafts, ()))) for _ in queries]
 
+    def attach(self, host: DraftHost) -> None:
+        pass
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        self.told.append(list(prompt))
+
     def observe(self, request: int, tokens: Sequence[int]) -> None:
         self.told.append(list(tokens))
 
@@ -62,7 +68,7 @@ def run(
     script = Scripted(drafts)
     options: dict[str, Any] = {"ended": False, "room": len(answer), "ends": frozenset()} | more
     tokens = Tokens(prompt=[1, 2], answer=answer, **options)
-    counts, tried = replay_one(GuardedDrafter(script, 1000), 5, tokens, k, RULES[engine])
+    counts, tried = replay_one(Drafters([GuardedDrafter(script, 1000)]), 5, tokens, k, RULES[engine])
     return counts, tried, script
 
 
@@ -89,7 +95,7 @@ def test_a_trace_of_six_steps_by_hand() -> None:
         drafted_at=[4, 3, 2], accepted_at=[3, 2, 1],
     )  # fmt: skip
     assert tried == [4, 2, 2]
-    assert script.told == [[1, 2, 10], [11, 12, 13], [14], [15], [16, 17, 18, 19]]
+    assert script.told == [[1, 2], [10], [11, 12, 13], [14], [15], [16, 17, 18, 19], [20, 21]]
     assert [(q.request, q.length, q.limit) for q in script.asked] == [
         (5, 3, 3), (5, 6, 3), (5, 7, 3), (5, 8, 3), (5, 12, 1),
     ]  # fmt: skip
@@ -128,7 +134,7 @@ def test_a_draft_of_vllm_is_limited_by_the_context_only() -> None:
 def test_one_token_and_plain_decoding() -> None:
     counts, _, script = run([(9,)], [5], k=4)
     assert (counts.steps, counts.drafted) == (1, 0)
-    assert not script.told
+    assert script.told == [[1, 2], [5]]
     tokens = Tokens([1], [5, 6, 7], False, 3, frozenset())
     assert replay_one(None, 1, tokens, 0, RULES["own"]) == (DraftCounts(steps=3, committed=3), [])
 
@@ -345,8 +351,8 @@ def random_entries() -> list[Recorded]:
     st.booleans(),
 )
 def test_counts_are_consistent(prompt: list[int], answer: list[int], k: int, ended: bool) -> None:
-    config = SpeculationConfig("ngram", k, 1, 3)
-    drafter = GuardedDrafter.create(config, 100)
+    config = SpeculationConfig.of("ngram", k, prompt_lookup_min=1, prompt_lookup_max=3)
+    drafter = Drafters.create(config, 100)
     room = None if ended else len(answer)
     tokens = Tokens(prompt, answer, ended, room, frozenset({2}))
     counts, tried = replay_one(drafter, 1, tokens, k, RULES["own"])
@@ -367,6 +373,6 @@ def test_counts_are_consistent(prompt: list[int], answer: list[int], k: int, end
 def test_needs_that_no_log_can_meet(vocabulary: Vocabulary, monkeypatch: Any) -> None:
     from tests import recipes
 
-    monkeypatch.setattr(recipes.Greedy, "needs", DrafterNeeds(draft_kv=True))
-    with pytest.raises(ConfigError, match="does not supply"):
+    monkeypatch.setattr(recipes.Greedy, "needs", DrafterNeeds(blocks=True))
+    with pytest.raises(ConfigError, match="drafts with a model"):
         replayed([arm_of(recipe("Greedy", 2))], vocabulary)

@@ -15,9 +15,9 @@ from wager.bench.replay.rules import DEFAULT_ARMS, RULES, settings
 from wager.bench.replay.run import replayed
 from wager.bench.replay.simple import NgramSimple
 from wager.bench.replay.tokens import Vocabulary, open_vocabulary
-from wager.config import SpeculationConfig
 from wager.drafters.base import DraftQuery
 from wager.errors import ConfigError
+from wager.speculation import SpeculationConfig
 
 
 @pytest.fixture
@@ -25,24 +25,29 @@ def vocabulary(tiny_path: Path) -> Vocabulary:
     return open_vocabulary(str(tiny_path))
 
 
+def config(low: int, high: int, match: str, cyclic: bool) -> SpeculationConfig:
+    bounds = {"prompt_lookup_min": low, "prompt_lookup_max": high}
+    return SpeculationConfig.of("ngram", 4, **bounds, match=match, cyclic=cyclic)
+
+
 def test_arms_are_settings_of_the_engine() -> None:
     (arm,) = parse_arms("ngram:k=4,min=2,max=5,match=earliest,cyclic=false")
-    assert settings(arm).config == SpeculationConfig("ngram", 4, 2, 5, "earliest", False)
+    assert settings(arm).config == config(2, 5, "earliest", False)
     assert settings(Arm("plain")).config is None
 
 
 @pytest.mark.parametrize(
-    ("engine", "arm", "config"),
+    ("engine", "arm", "expected"),
     [
-        ("vllm", "ngram:k=4,min=2,max=5", SpeculationConfig("ngram", 4, 2, 5, "earliest", False)),
-        ("vllm", "ngram:k=4", SpeculationConfig("ngram", 4, 5, 5, "earliest", False)),
-        ("vllm", "ngram:k=4,match=recent", SpeculationConfig("ngram", 4, 5, 5, "recent", False)),
+        ("vllm", "ngram:k=4,min=2,max=5", config(2, 5, "earliest", False)),
+        ("vllm", "ngram:k=4", config(5, 5, "earliest", False)),
+        ("vllm", "ngram:k=4,match=recent", config(5, 5, "recent", False)),
     ],
 )
 def test_other_engines_have_lookups_of_their_own(
-    engine: str, arm: str, config: SpeculationConfig
+    engine: str, arm: str, expected: SpeculationConfig
 ) -> None:
-    assert settings(parse_arms(arm)[0], engine).config == config
+    assert settings(parse_arms(arm)[0], engine).config == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_llama_server_looks_up_one_length(arm: str, values: str) -> None:
 def simple(text: list[int], n: int, m: int, limit: int = 100) -> tuple[int, ...]:
     """What is drafted when the text came in two pieces."""
     drafter = NgramSimple(n, m)
-    drafter.observe(1, text[: len(text) // 2])
+    drafter.start(1, text[: len(text) // 2], "")
     drafter.observe(1, text[len(text) // 2 :])
     return drafter.propose([DraftQuery(1, len(text), limit)])[0].tokens
 

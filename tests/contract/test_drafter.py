@@ -10,9 +10,9 @@ import pytest
 
 from tests.recipes import ngram, prompts, run_all
 from wager import LLM, SamplingParams
-from wager.config import SpeculationConfig
 from wager.drafters.base import Drafter, DraftQuery
 from wager.registry import drafter_class, drafter_names
+from wager.speculation import SpeculationConfig
 from wager.types import Draft
 
 METHODS: dict[str, dict[str, Any]] = {"ngram": ngram(6, low=1, high=4)}
@@ -22,7 +22,7 @@ VOCAB = 288
 def build(method: str) -> Drafter:
     config = SpeculationConfig.parse(METHODS[method])
     assert config is not None
-    drafter: Drafter = drafter_class(method)(config, VOCAB)
+    drafter: Drafter = drafter_class(method)(config.methods[0], VOCAB)
     return drafter
 
 
@@ -33,7 +33,7 @@ def play(drafter: Drafter, seed: int) -> list[list[Draft]]:
     lengths = dict.fromkeys(texts, 0)
     answers = []
     for number, text in texts.items():
-        drafter.observe(number, text)
+        drafter.start(number, text, "")
         lengths[number] = len(text)
     for _ in range(30):
         queries = [DraftQuery(n, lengths[n], rng.randint(1, 6)) for n in texts]
@@ -65,14 +65,14 @@ def test_deterministic_and_within_bounds(method: str) -> None:
 def test_release_forgets_a_request_and_spares_the_others(method: str) -> None:
     drafter = build(method)
     text = [4, 5, 6, 7] * 4
-    drafter.observe(1, text)
-    drafter.observe(2, text)
+    drafter.start(1, text, "")
+    drafter.start(2, text, "")
     before = drafter.propose([DraftQuery(2, len(text), 4)])
     drafter.release(1)
     drafter.release(99)
     assert drafter.propose([DraftQuery(2, len(text), 4)]) == before
     # The same number again is a new request: its old, longer history must not show.
-    drafter.observe(1, [9, 8, 4])
+    drafter.start(1, [9, 8, 4], "")
     assert drafter.propose([DraftQuery(1, 3, 4)])[0].tokens == ()
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.config import SpeculationConfig
 from wager.drafters import ngram, ngram_index
 from wager.drafters.base import DraftQuery
-from wager.drafters.ngram import NgramDrafter
+from wager.drafters.ngram import NgramDrafter, NgramOptions
+from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft
 
 try:
@@ -33,15 +33,8 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def drafter(
     shortest: int = 2, longest: int = 5, match: str = "recent", cyclic: bool = True
 ) -> NgramDrafter:
-    config = SpeculationConfig(
-        method="ngram",
-        num_speculative_tokens=8,
-        prompt_lookup_min=shortest,
-        prompt_lookup_max=longest,
-        match=match,  # type: ignore[arg-type]
-        cyclic=cyclic,
-    )
-    return NgramDrafter(config, vocab_size=1000)
+    options = NgramOptions(shortest, longest, match, cyclic)  # type: ignore[arg-type]
+    return NgramDrafter(MethodConfig("ngram", 8, options), vocab_size=1000)
 
 
 def brute_force(
@@ -62,7 +55,7 @@ def brute_force(
 
 
 def draft_of(subject: NgramDrafter, text: list[int], limit: int, request: int = 0) -> Draft:
-    subject.observe(request, text)
+    subject.start(request, text, "")
     return subject.propose([DraftQuery(request, len(text), limit)])[0]
 
 
@@ -190,7 +183,7 @@ def test_history_replaced_by_a_shorter_one() -> None:
     """Case 51: after a release nothing of the longer history is left; without one it is refused."""
     rng = random.Random(51)
     subject = drafter(1, 3)
-    subject.observe(7, [rng.randrange(3) for _ in range(100)])
+    subject.start(7, [rng.randrange(3) for _ in range(100)], "")
     with pytest.raises(ValueError, match="observed 100 tokens, asked at 40"):
         subject.propose([DraftQuery(7, 40, 4)])
     subject.release(7)
@@ -212,9 +205,9 @@ def test_release_and_clear_free_the_texts(form: type) -> None:
 @pytest.mark.usefixtures("form")
 def test_batch_answers_in_the_order_asked() -> None:
     subject = drafter(1, 2)
-    subject.observe(1, [5, 6, 5])
-    subject.observe(2, [1, 2, 3])
-    subject.observe(3, [8, 9, 8])
+    subject.start(1, [5, 6, 5], "")
+    subject.start(2, [1, 2, 3], "")
+    subject.start(3, [8, 9, 8], "")
     queries = [DraftQuery(3, 3, 1), DraftQuery(2, 3, 4), DraftQuery(1, 3, 1)]
     assert [d.tokens for d in subject.propose(queries)] == [(9,), (), (6,)]
     assert subject.propose([]) == []

@@ -194,7 +194,12 @@ def test_bad_options_are_refused_by_name(
         (ngram(2, low=5, high=3), "prompt_lookup_min: 5 is larger than prompt_lookup_max: 3"),
         (ngram(2, low=0), "prompt_lookup_min"),
         ({**ngram(2), "match": "best"}, "match: must be one of"),
-        ({**ngram(2), "verify": "rejection"}, "verify: only 'match'"),
+        ({**ngram(2), "verify": "guess"}, "verify: must be one of"),
+        ({**ngram(2), "block_verification": True}, '"verify": "rejection"'),
+        ({**ngram(2), "options": {}}, "unknown key 'options'"),
+        ({**ngram(2), "method": []}, "method: the list is empty"),
+        ({**ngram(2), "method": ["ngram", "ngram"]}, "named twice"),
+        ({**ngram(2), "method": ["ngram", 3]}, "must be the name"),
         ({**ngram(2), "cyclic": 1}, "cyclic"),
     ],
 )
@@ -218,7 +223,7 @@ def test_lookup_bounds_are_completed_as_in_vllm(
 ) -> None:
     config = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 3, **raw})
     assert config is not None
-    assert (config.prompt_lookup_min, config.prompt_lookup_max) == bounds
+    assert config.methods[0].options.bounds == bounds
 
 
 @pytest.mark.parametrize(

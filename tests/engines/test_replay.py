@@ -95,8 +95,8 @@ def test_drafts_equal_those_of_vllm(peers: Peers) -> None:
         (arm,) = parse_arms(f"ngram:k={k},min={low},max={high}")
         config = settings(arm, "vllm").config
         assert config is not None
-        drafter = NgramDrafter(config, 100)
-        drafter.observe(1, text)
+        drafter = NgramDrafter(config.methods[0], 100)
+        drafter.start(1, text, "")
         ours.append(list(drafter.propose([DraftQuery(1, len(text), k)])[0].tokens))
     assert ours == theirs
     assert sum(bool(draft) for draft in ours) > 1000

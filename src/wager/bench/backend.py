@@ -15,9 +15,8 @@ from wager.arms import Arm
 from wager.backend import Answer, Counters, Load, Prompt, Started
 from wager.bench.results import STEP_CONTEXT, STEP_ROWS
 from wager.bench.statistics import median
-from wager.config import SpeculationConfig
 from wager.errors import ConfigError, RequestError
-from wager.registry import drafter_class
+from wager.speculation import SpeculationConfig
 from wager.types import RequestOutput
 
 if TYPE_CHECKING:
@@ -199,7 +198,6 @@ def check_arm(arm: Arm) -> str:
     config = _config(arm)
     if config is None:
         return "no drafts"
-    drafter_class(config.method)
     return config.describe()
 
 

@@ -9,15 +9,14 @@ from typing import Final
 from wager.arms import PLAIN, Arm, arm_of
 from wager.backend import Answer, Counters, Load, Prompt
 from wager.bench.counters import total
-from wager.config import SpeculationConfig
 
-DEFAULT_SPECULATION: Final = SpeculationConfig("ngram", 8, prompt_lookup_min=2, prompt_lookup_max=5)
+DEFAULT_K: Final = 8
 DEFAULT_ARM: Final = arm_of(
     {
-        "method": DEFAULT_SPECULATION.method,
-        "num_speculative_tokens": DEFAULT_SPECULATION.num_speculative_tokens,
-        "prompt_lookup_min": DEFAULT_SPECULATION.prompt_lookup_min,
-        "prompt_lookup_max": DEFAULT_SPECULATION.prompt_lookup_max,
+        "method": "ngram",
+        "num_speculative_tokens": DEFAULT_K,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
     }
 )
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wager.arms import PLAIN
-from wager.bench.measure import DEFAULT_SPECULATION
+from wager.bench.measure import DEFAULT_K
 from wager.bench.remarks import advice_lines, conclusion, notes
 from wager.bench.results import STEP_CONTEXT, ArmResult, BothTimes, Cell, Report
 from wager.bench.spelling import NA, number, percent, spelt
@@ -238,7 +238,7 @@ def step_line(report: Report) -> str | None:
         return None
     times = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in known.items())
     line = f"ms per step by rows (1 request, context {STEP_CONTEXT}): {times}"
-    k = DEFAULT_SPECULATION.num_speculative_tokens
+    k = DEFAULT_K
     if k + 1 in known:
         line += f"; checking {k} draft tokens costs {known[k + 1] / known[1]:.2f} plain steps"
     return line

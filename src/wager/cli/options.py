@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wager.config import EngineConfig, SpeculationConfig
+from wager.config import EngineConfig
+from wager.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from wager.engine.llm import LLM

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wager.cli import options
-from wager.config import SamplingParams, SpeculationConfig
+from wager.config import SamplingParams
 from wager.errors import ConfigError, RequestError
+from wager.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from wager.engine.llm import LLM

@@ -8,19 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from wager.config import SpeculationConfig
-from wager.types import Draft
+from wager.speculation import MethodConfig
+from wager.types import Draft, KvKind
+
+if TYPE_CHECKING:
+    from wager.models.load import Model
+    from wager.runtime.kv import BlockPool
+    from wager.sampling.sampler import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterNeeds:
-    """What the engine has to supply. Methods without a model need nothing."""
+    """What the engine has to supply. Methods without a model need nothing.
+
+    ``host``: `Drafter.attach` is called once, before anything else. ``blocks``: queries carry the
+    request's tokens, its block table, which has room for the whole draft, and its sampler.
+    ``hidden_layers``: hidden states of the target.
+    """
 
     hidden_layers: tuple[int, ...] = ()
-    draft_kv: bool = False
-    tokenizer: bool = False
+    host: bool = False
+    blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHost:
+    """The engine as a drafter with a model sees it.
+
+    The drafter may keep keys and values of its own under the block ids of ``pool``: what a block
+    holds is a function of its tokens until ``pool.versions[block]`` changes. ``max_rows`` bounds
+    the rows of one pass.
+    """
+
+    target: Model
+    pool: BlockPool
+    kv: KvKind
+    max_rows: int
+    verify: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +55,50 @@ class DraftQuery:
 
     ``length`` is the number of tokens that the drafter has observed for it (prompt + committed);
     ``limit`` the most tokens that a draft may hold (>= 1), already clipped to what the request,
-    its context and the step have room for.
+    its context and the step have room for. The rest is there where `DrafterNeeds.blocks` asks for
+    it: ``tokens`` are the observed ones, ``blocks`` the block table, by logical block.
     """
 
     request: int
     length: int
     limit: int
+    tokens: Sequence[int] = ()
+    blocks: Sequence[int] = ()
+    sampler: SequenceState | None = None
 
 
 class Drafter(Protocol):
-    """Life cycle per request: observe(prompt), then (propose, observe)*, then release."""
+    """Life cycle per request: start, then (observe, propose)*, then release.
+
+    A class may declare ``Options``, a frozen dataclass: its fields are the method's keys in the
+    speculative config, and an instance of it is ``config.options``. It raises ConfigError, and may
+    have ``describe()``, the values in effect in a line.
+    """
 
     needs: DrafterNeeds
 
-    def __init__(self, config: SpeculationConfig, vocab_size: int) -> None: ...
+    def __init__(self, config: MethodConfig, vocab_size: int) -> None: ...
+
+    def attach(self, host: DraftHost) -> None:
+        """Meet the engine; only called, and only needed, where ``needs.host`` says so.
+
+        Raises ConfigError where the method cannot draft for this target.
+        """
+        ...
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        """A request begins. What is learnt from one tenant's requests must not show in another's.
+
+        It is called behind the request's first token, which follows with the first `observe`.
+        """
+        ...
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One draft per query, in order; NO_DRAFT where there is nothing to propose."""
         ...
 
     def observe(self, request: int, tokens: Sequence[int]) -> None:
-        """Tokens that became part of the request: its prompt at first, then each commit.
+        """Tokens that were committed: each once, the last ones too.
 
         Preemption does not show here: what was committed stays committed.
         """

@@ -10,13 +10,60 @@ that ends first (the order of vLLM's CPU drafter).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
-from wager.config import SpeculationConfig
-from wager.drafters.base import DrafterNeeds, DraftQuery
+from wager.checks import choice, flag, whole
+from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
+from wager.errors import ConfigError
+from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft
 
 SOURCE: Final = "ngram"
+# The most recent match of long n-grams is kept current at a cost per token that grows with this.
+MAX_LOOKUP: Final = 1024
+_DEFAULT_LOOKUP: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NgramOptions:
+    """Keys of the n-gram methods.
+
+    As in vLLM, one lookup bound given alone is copied to the other, and 5 is taken for both when
+    neither is given; made, the record holds both.
+    """
+
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    match: Literal["recent", "earliest"] = "recent"
+    cyclic: bool = True
+
+    def __post_init__(self) -> None:
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        given = low if high is None else high
+        for name, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
+            value = value if value is not None else given
+            value = _DEFAULT_LOOKUP if value is None else value
+            whole(name, value, 1, MAX_LOOKUP)
+            object.__setattr__(self, name, value)
+        shortest, longest = self.bounds
+        if shortest > longest:
+            raise ConfigError(
+                f"prompt_lookup_min: {shortest} is larger than prompt_lookup_max: {longest}"
+            )
+        choice("match", self.match, ("recent", "earliest"))
+        flag("cyclic", self.cyclic)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The shortest and the longest n-gram that is looked up."""
+        return self.prompt_lookup_min or 0, self.prompt_lookup_max or 0
+
+    def describe(self) -> str:
+        """The values in effect, for people."""
+        shortest, longest = self.bounds
+        cyclic = "cyclic" if self.cyclic else "not cyclic"
+        return f"lookup {shortest} to {longest}, {self.match} match, {cyclic}"
 
 
 def index_class() -> Any:
@@ -40,15 +87,19 @@ class NgramDrafter:
     most one write more per n in range), proposing O(limit), in memory linear in the text.
     """
 
+    Options = NgramOptions
     needs = DrafterNeeds()
 
-    def __init__(self, config: SpeculationConfig, vocab_size: int) -> None:
-        self._index = index_class()(
-            config.prompt_lookup_min,
-            config.prompt_lookup_max,
-            config.match == "recent",
-            config.cyclic,
-        )
+    def __init__(self, config: MethodConfig, vocab_size: int) -> None:
+        options: NgramOptions = config.options
+        self._index = index_class()(*options.bounds, options.match == "recent", options.cyclic)
+
+    def attach(self, host: DraftHost) -> None:
+        """Token ids are all it needs."""
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        """Index the prompt. Nothing is learnt across requests, so tenants need no care."""
+        self._index.observe(request, prompt)
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One draft per query; ``match_length`` is n.
@@ -62,7 +113,7 @@ class NgramDrafter:
         return [Draft(tokens, SOURCE, n) if tokens else NO_DRAFT for tokens, n in found]
 
     def observe(self, request: int, tokens: Sequence[int]) -> None:
-        """Append the prompt, then each commit. Raises ValueError on a negative id."""
+        """Append a commit. Raises ValueError on a negative id."""
         self._index.observe(request, tokens)
 
     def release(self, request: int) -> None:

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from wager.config import SpeculationConfig
-from wager.drafters.base import Drafter, DraftQuery
+from wager.drafters.base import Drafter, DraftHost, DraftQuery
 from wager.errors import ConfigError
 from wager.registry import drafter_class
+from wager.speculation import MethodConfig, SpeculationConfig
 from wager.types import NO_DRAFT, Draft
 
 log = logging.getLogger(__name__)
@@ -29,14 +29,25 @@ class GuardedDrafter:
         self._off: set[int] = set()
 
     @classmethod
-    def create(cls, config: SpeculationConfig, vocab_size: int) -> GuardedDrafter:
-        """The drafter that the config names. Raises ConfigError if its needs cannot be met."""
+    def create(
+        cls, config: MethodConfig, vocab_size: int, host: DraftHost | None = None
+    ) -> GuardedDrafter:
+        """The drafter that the config names. Raises ConfigError if its needs cannot be met.
+
+        ``host`` None: there is no engine, token ids are all that there is.
+        """
         drafter: Drafter = drafter_class(config.method)(config, vocab_size)
-        if drafter.needs.hidden_layers or drafter.needs.draft_kv or drafter.needs.tokenizer:
+        if drafter.needs.hidden_layers:
             raise ConfigError(
-                f"method: {config.method!r} needs hidden states, a draft KV cache or "
-                "a tokenizer, which this engine does not supply"
+                f"method: {config.method!r} needs hidden states of the target, which this engine "
+                "does not supply"
             )
+        if drafter.needs.host or drafter.needs.blocks:
+            if host is None:
+                raise ConfigError(
+                    f"method: {config.method!r} drafts with a model, and there is none here"
+                )
+            drafter.attach(host)
         return cls(drafter, vocab_size)
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
@@ -60,16 +71,11 @@ class GuardedDrafter:
         answers = {q.request: d for q, d in zip(asked, drafts, strict=True)}
         return [answers.get(q.request, NO_DRAFT) for q in queries]
 
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        self._tell(request, lambda: self.drafter.start(request, prompt, tenant))
+
     def observe(self, request: int, tokens: Sequence[int]) -> None:
-        if request in self._off:
-            return
-        started = time.perf_counter()
-        try:
-            self.drafter.observe(request, tokens)
-        except Exception as error:
-            self._switch_off([request], error)
-        finally:
-            self.seconds += time.perf_counter() - started
+        self._tell(request, lambda: self.drafter.observe(request, tokens))
 
     def release(self, request: int) -> None:
         self._off.discard(request)
@@ -80,6 +86,17 @@ class GuardedDrafter:
 
     def clear(self) -> None:
         self.drafter.clear()
+
+    def _tell(self, request: int, tell: Callable[[], None]) -> None:
+        if request in self._off:
+            return
+        started = time.perf_counter()
+        try:
+            tell()
+        except Exception as error:
+            self._switch_off([request], error)
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def _checked(self, query: DraftQuery, draft: Draft) -> Draft:
         if not draft.tokens:
@@ -100,6 +117,59 @@ class GuardedDrafter:
             type(error).__name__,
             error,
         )
+
+
+class Drafters:
+    """The methods of a config, asked in order: a request takes the first draft that has tokens."""
+
+    def __init__(self, drafters: Sequence[GuardedDrafter]) -> None:
+        self._drafters = drafters
+        self.needs_blocks = any(d.drafter.needs.blocks for d in drafters)
+
+    @classmethod
+    def create(
+        cls, config: SpeculationConfig, vocab_size: int, host: DraftHost | None = None
+    ) -> Drafters:
+        """The drafters that the config names. Raises ConfigError if their needs cannot be met."""
+        return cls([GuardedDrafter.create(m, vocab_size, host) for m in config.methods])
+
+    @property
+    def failures(self) -> int:
+        """Requests that a drafter was switched off for."""
+        return sum(d.failures for d in self._drafters)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the drafters."""
+        return sum(d.seconds for d in self._drafters)
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        """One valid draft per query, at most ``limit`` tokens; NO_DRAFT where there is none."""
+        drafts = self._drafters[0].propose(queries)
+        for drafter in self._drafters[1:]:
+            silent = [i for i, draft in enumerate(drafts) if not draft.tokens]
+            if not silent:
+                break
+            found = drafter.propose([queries[i] for i in silent])
+            for i, draft in zip(silent, found, strict=True):
+                drafts[i] = draft
+        return drafts
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        for drafter in self._drafters:
+            drafter.start(request, prompt, tenant)
+
+    def observe(self, request: int, tokens: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.observe(request, tokens)
+
+    def release(self, request: int) -> None:
+        for drafter in self._drafters:
+            drafter.release(request)
+
+    def clear(self) -> None:
+        for drafter in self._drafters:
+            drafter.clear()
 
 
 def cut_after_end(draft: Draft, ends_with: Callable[[int], bool]) -> Draft:

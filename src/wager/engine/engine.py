@@ -16,11 +16,11 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from wager.config import EngineConfig, SamplingParams, SpeculationConfig
-from wager.drafters.base import DraftQuery
+from wager.config import EngineConfig, SamplingParams
+from wager.drafters.base import DraftHost, DraftQuery
 from wager.engine.controller import Controller, FixedLength
 from wager.engine.costs import StepCosts
-from wager.engine.drafting import GuardedDrafter, cut_after_end
+from wager.engine.drafting import Drafters, cut_after_end
 from wager.engine.memory import choose_blocks, kv_kind
 from wager.engine.request import Request, Sequence
 from wager.engine.scheduler import Scheduler, Work
@@ -32,6 +32,7 @@ from wager.runtime.kv import BlockPool, BlockTable, blocks_for
 from wager.runtime.target import Span, Target
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
+from wager.speculation import SpeculationConfig
 from wager.types import CompletionOutput, Draft, RequestOutput
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class Engine:
         self.costs = StepCosts(self._measured_step)
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
-        self._ended: list[Sequence] = []
+        self._ended: list[Sequence] = []  # aborted, not yet reported
+        self._over: list[Sequence] = []  # ended, the drafters not yet told
         self.set_speculation(speculation)
 
     # Configuration, while idle
@@ -72,18 +74,21 @@ class Engine:
         """Change the method, or switch speculation off with None. Only while idle."""
         self._require_idle("set_speculation")
         self.speculation = speculation
-        self.drafter: GuardedDrafter | None = None
+        self.drafters: Drafters | None = None
         self.controller: Controller = FixedLength(0)
         if speculation is not None:
-            self.drafter = GuardedDrafter.create(speculation, self.vocab_size)
+            host = DraftHost(
+                self.model, self.pool, self.kv, self.config.max_batch_tokens, speculation.verify
+            )
+            self.drafters = Drafters.create(speculation, self.vocab_size, host)
             self.controller = FixedLength(speculation.num_speculative_tokens)
 
     def reset_caches(self) -> None:
-        """Empty the prefix cache and what the drafter learnt across requests. Only while idle."""
+        """Empty the prefix cache and what drafters learnt across requests. Only while idle."""
         self._require_idle("reset_caches")
         self.pool.clear_cache()
-        if self.drafter is not None:
-            self.drafter.clear()
+        if self.drafters is not None:
+            self.drafters.clear()
 
     # Requests
 
@@ -146,7 +151,7 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns what is new of each request that progressed."""
         started = time.perf_counter()
-        drafting = (self.drafter.seconds, self.drafter.failures) if self.drafter else (0.0, 0)
+        drafting = (self.drafters.seconds, self.drafters.failures) if self.drafters else (0.0, 0)
         preempted = self.scheduler.preemptions
         progressed, self._ended = self._ended, []
         works = self.scheduler.plan(self._draft_rows())
@@ -163,9 +168,9 @@ class Engine:
             self.check_integrity()
         self.stats.preemptions += self.scheduler.preemptions - preempted
         draft = 0.0
-        if self.drafter is not None:
-            draft = self.drafter.seconds - drafting[0]
-            self.stats.drafter_failures += self.drafter.failures - drafting[1]
+        if self.drafters is not None:
+            draft = self.drafters.seconds - drafting[0]
+            self.stats.drafter_failures += self.drafters.failures - drafting[1]
         if works:
             self._record(
                 works,
@@ -179,11 +184,11 @@ class Engine:
     # The parts of a step
 
     def _draft_rows(self) -> int:
-        cap = self.controller.cap() if self.drafter else 0
+        cap = self.controller.cap() if self.drafters else 0
         return cap * sum(1 for s in self.scheduler.running if s.decoding) if cap else 0
 
     def _draft(self, works: list[Work]) -> None:
-        if self.drafter is None or (cap := self.controller.cap()) == 0:
+        if self.drafters is None or (cap := self.controller.cap()) == 0:
             return
         asked: list[Work] = []
         queries: list[DraftQuery] = []
@@ -191,19 +196,29 @@ class Engine:
             sequence = work.sequence
             if work.decoding and sequence.observed == len(sequence.tokens):
                 limit = min(cap, sequence.state.room - 1)
+                if self.drafters.needs_blocks:
+                    limit = self.scheduler.grow_for_draft(work, limit)
                 if limit > 0:
                     asked.append(work)
-                    queries.append(DraftQuery(sequence.number, len(sequence.tokens), limit))
+                    queries.append(self._query(sequence, limit))
         if not queries:
             return
         drafts = [
             cut_after_end(d, w.sequence.state.ends_with)
-            for w, d in zip(asked, self.drafter.propose(queries), strict=True)
+            for w, d in zip(asked, self.drafters.propose(queries), strict=True)
         ]
         admitted = self.controller.admit(drafts, self.scheduler.draft_room(works))
         for work, draft in zip(asked, admitted, strict=True):
             if draft.tokens:
                 self.scheduler.place_draft(work, draft)
+
+    def _query(self, sequence: Sequence, limit: int) -> DraftQuery:
+        length = len(sequence.tokens)
+        if self.drafters is None or not self.drafters.needs_blocks:
+            return DraftQuery(sequence.number, length, limit)
+        return DraftQuery(
+            sequence.number, length, limit, sequence.tokens, sequence.table.blocks, sequence.state
+        )
 
     def _commit(self, works: list[Work], logits: F32) -> list[Sequence]:
         """Sample along each draft, keep what was committed, cut what was refused."""
@@ -241,27 +256,37 @@ class Engine:
             sequence.fresh_flags.extend(flags)
             counted = (len(work.draft.tokens), verdict.accepted, len(verdict.committed))
             sequence.counts.record(*counted)
-            self.stats.counts.record(*counted)
+            self.stats.record_draft(work.draft.source, *counted)
             progressed.append(sequence)
             if sequence.state.finish_reason is not None:
                 self._end(sequence)
         return progressed
 
     def _observe(self, works: list[Work]) -> None:
-        """Tell the drafter what was committed; the prompt follows the first token, so that a first
+        """Tell the drafters what was committed; the prompt follows the first token, so that a first
         token never waits for an index."""
-        if self.drafter is None:
+        over, self._over = self._over, []
+        if self.drafters is None:
             return
         for work in works:
-            sequence = work.sequence
-            if sequence.state.finish_reason is None and work.samples:
-                self.drafter.observe(sequence.number, sequence.tokens[sequence.observed :])
-                sequence.observed = len(sequence.tokens)
+            if work.sequence.state.finish_reason is None and work.samples:
+                self._tell(self.drafters, work.sequence)
+        for sequence in over:
+            if len(sequence.tokens) > sequence.request.prompt_length:
+                self._tell(self.drafters, sequence)
+            self.drafters.release(sequence.number)
+
+    def _tell(self, drafters: Drafters, sequence: Sequence) -> None:
+        request, size = sequence.request, len(sequence.tokens)
+        if sequence.observed == 0:
+            drafters.start(sequence.number, request.prompt_ids, request.cache_salt)
+            sequence.observed = request.prompt_length
+        drafters.observe(sequence.number, sequence.tokens[sequence.observed : size])
+        sequence.observed = size
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
-        if self.drafter is not None:
-            self.drafter.release(sequence.number)
+        self._over.append(sequence)
 
     def _outputs(self, progressed: list[Sequence]) -> list[RequestOutput]:
         by_request: dict[str, list[CompletionOutput]] = {}

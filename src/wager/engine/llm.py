@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from wager.config import EngineConfig, SamplingParams, SpeculationConfig
+from wager.config import EngineConfig, SamplingParams
 from wager.engine.engine import Engine
 from wager.errors import ConfigError, RequestError, WagerError
 from wager.models.load import Model, load_model
@@ -24,6 +24,7 @@ from wager.models.paths import cache_dir
 from wager.ops.base import F32, choose
 from wager.runtime.kv import blocks_for
 from wager.runtime.target import Span
+from wager.speculation import SpeculationConfig
 from wager.types import CompletionOutput, RequestOutput
 
 Prompt: TypeAlias = str | Sequence[int]

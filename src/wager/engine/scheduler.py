@@ -94,15 +94,22 @@ class Scheduler:
         """Rows of this step that drafts may use."""
         return self.max_batch_tokens - sum(work.rows for work in works)
 
+    def grow_for_draft(self, work: Work, tokens: int) -> int:
+        """Make room for a draft before it is made, without preempting anybody.
+
+        Returns how many of the ``tokens`` it has room for; what is not used goes back when the step
+        commits.
+        """
+        end = work.sequence.computed + work.rows
+        table = work.sequence.table
+        room = (len(table.blocks) + self.pool.available) * BLOCK - end
+        tokens = max(0, min(tokens, room))
+        table.grow(end + tokens)
+        return tokens
+
     def place_draft(self, work: Work, draft: Draft) -> None:
         """Attach a draft, cut to the blocks that are to be had without preempting anybody."""
-        sequence = work.sequence
-        end = sequence.computed + work.rows
-        table = sequence.table
-        room = (len(table.blocks) + self.pool.available) * BLOCK - end
-        draft = draft.cut(max(room, 0))
-        if draft.tokens and table.grow(end + len(draft.tokens)):
-            work.draft = draft
+        work.draft = draft.cut(self.grow_for_draft(work, len(draft.tokens)))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and give back its blocks."""

@@ -14,7 +14,8 @@ class EngineStats:
     (verify), with neither (plain). ``*_ms`` of a kind is the whole time of its steps.
 
     ``forward_ms`` (the model's pass), ``sample_ms`` (pick, commit, stop checks) and ``draft_ms``
-    (propose and observe) are parts of the same time; ``overhead_ms`` is the rest.
+    (propose and observe) are parts of the same time; ``overhead_ms`` is the rest. ``by_source``
+    counts the steps with a draft, by what drafted.
     """
 
     steps: int = 0
@@ -35,12 +36,13 @@ class EngineStats:
     preemptions: int = 0
     drafter_failures: int = 0
     counts: DraftCounts = field(default_factory=DraftCounts)
+    by_source: dict[str, DraftCounts] = field(default_factory=dict)
 
     def snapshot(self) -> EngineStats:
         """A copy that later steps do not change."""
         copy = EngineStats(**{f.name: getattr(self, f.name) for f in fields(self)})
-        copy.counts = DraftCounts()
-        copy.counts.add(self.counts)
+        copy.counts = self.counts.copy()
+        copy.by_source = {source: counts.copy() for source, counts in self.by_source.items()}
         return copy
 
     def reset(self) -> None:
@@ -48,6 +50,13 @@ class EngineStats:
         fresh: dict[str, Any] = {f.name: getattr(EngineStats(), f.name) for f in fields(self)}
         for name, value in fresh.items():
             setattr(self, name, value)
+
+    def record_draft(self, source: str, drafted: int, accepted: int, committed: int) -> None:
+        """One step of one request; ``source`` is its draft's, "" without one."""
+        self.counts.record(drafted, accepted, committed)
+        if source:
+            own = self.by_source.setdefault(source, DraftCounts())
+            own.record(drafted, accepted, committed)
 
     def record_step(
         self,

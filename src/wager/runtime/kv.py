@@ -48,6 +48,8 @@ class BlockPool:
     def __init__(self, blocks: int, prefix_cache: bool = True) -> None:
         self.blocks = blocks
         self.prefix_cache = prefix_cache
+        # How often each block was taken: what others keep under its id is stale when this changes.
+        self.versions = [0] * blocks
         self._references = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -75,6 +77,7 @@ class BlockPool:
                 block, _ = self._kept.popitem(last=False)
                 self._forget(block)
             self._references[block] = 1
+            self.versions[block] += 1
             taken.append(block)
         return taken
 

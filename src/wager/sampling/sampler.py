@@ -27,6 +27,14 @@ class Fresh:
     logprobs: list[TokenLogprob] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A history with the first tokens of a draft behind it."""
+
+    prompt_ids: Sequence[int]
+    output_ids: list[int]
+
+
 class SequenceState:
     """The sampling state of one sequence. Rows go in through `pick` and `commit`, nowhere else.
 
@@ -96,16 +104,26 @@ class SequenceState:
         """Whether this token, when committed, is an end token or stop token of this sequence."""
         return token in self._end_ids
 
-    def pick(self, row: F32, ops: OpSet) -> int:
-        """The token that comes next, from the model's logits [V]; the row is not changed.
+    def pick(self, row: F32, ops: OpSet, ahead: Sequence[int] = ()) -> int:
+        """The token that comes next, from a model's logits [V]; the row is not changed.
 
-        Raises ValueError on NaN or +inf. The noise depends on the token's absolute position alone,
-        not on how the row came to be.
+        ``ahead`` are tokens that a draft puts behind the committed ones. Raises ValueError on NaN
+        or +inf. The noise depends on the token's absolute position alone, not on how the row came
+        to be nor on whose logits they are: a drafter that picks with it agrees with the target
+        wherever their distributions let it.
         """
-        processed = row
+        processed = self.process(row, ahead)
+        position = len(self.prompt_ids) + len(self.output_ids) + len(ahead)
+        return ops.select(processed, self._select, position)
+
+    def process(self, row: F32, ahead: Sequence[int] = ()) -> F32:
+        """The logits [V] after the request's processors, with ``ahead`` as part of the history."""
+        if not self._processors:
+            return row
+        history = _Ahead(self.prompt_ids, [*self.output_ids, *ahead]) if ahead else self
         for process in self._processors:
-            processed = process(processed, self)
-        return ops.select(processed, self._select, len(self.prompt_ids) + len(self.output_ids))
+            row = process(row, history)
+        return row
 
     def commit(self, token: int, row: F32, ops: OpSet) -> None:
         """Make a token part of the sequence; ``row`` [V] is what the model gave for its place.

@@ -14,12 +14,12 @@ from typing import Final
 
 from wager.arms import Arm, Speculation
 from wager.bench.replay.simple import NgramSimple
-from wager.config import SpeculationConfig
 from wager.drafters.base import Drafter
-from wager.engine.drafting import GuardedDrafter
+from wager.engine.drafting import Drafters, GuardedDrafter
 from wager.errors import ConfigError
 from wager.external.dialects import dialect, llamacpp_table, vllm_table
 from wager.registry import drafter_class, drafter_names
+from wager.speculation import SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class Settings:
             return self.drafter.describe()
         return self.config.describe()
 
-    def guarded(self, vocab_size: int) -> GuardedDrafter | None:
+    def drafters(self, vocab_size: int) -> Drafters | None:
         """What drafts, None for plain decoding. Raises ConfigError if its needs cannot be met."""
         if self.config is None:
             return None
         if self.drafter is not None:
-            return GuardedDrafter(self.drafter, vocab_size)
-        return GuardedDrafter.create(self.config, vocab_size)
+            return Drafters([GuardedDrafter(self.drafter, vocab_size)])
+        return Drafters.create(self.config, vocab_size)
 
 
 MODEL_FREE: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -137,7 +137,7 @@ def _llamacpp(speculation: Speculation) -> Settings:
     if given[f"{stem}-min-hits"] != "1":
         raise ConfigError("arms: ngram-simple with min-hits above 1 is not replayed; leave it out")
     size, most = int(given[f"{stem}-size-n"]), int(given[f"{stem}-size-m"])
-    config = SpeculationConfig("ngram", most, prompt_lookup_min=size, prompt_lookup_max=size)
+    config = SpeculationConfig.of("ngram", most, prompt_lookup_max=size)
     return Settings(config, written.notes, NgramSimple(size, most))
 
 

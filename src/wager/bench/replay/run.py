@@ -18,10 +18,10 @@ from wager.bench.logs.records import BadLine, Entry, Recorded
 from wager.bench.replay.rules import Rule, Settings, rule, settings
 from wager.bench.replay.tally import Tally
 from wager.bench.replay.tokens import Tokens, Vocabulary
-from wager.config import SpeculationConfig
 from wager.drafters.base import DraftQuery
-from wager.engine.drafting import GuardedDrafter, cut_after_end
+from wager.engine.drafting import Drafters, cut_after_end
 from wager.errors import ConfigError, RequestError
+from wager.speculation import SpeculationConfig
 from wager.types import NO_DRAFT, DraftCounts
 
 MAX_GROUPS: Final = 10_000
@@ -36,7 +36,7 @@ class ArmReplay:
 
     arm: Arm
     settings: Settings
-    drafter: GuardedDrafter | None
+    drafter: Drafters | None
     groups: dict[str | None, Tally] = field(default_factory=dict)
 
     @property
@@ -132,7 +132,7 @@ class Replay:
 
 
 def replay_one(
-    drafter: GuardedDrafter | None, number: int, tokens: Tokens, k: int, by_rule: Rule
+    drafter: Drafters | None, number: int, tokens: Tokens, k: int, by_rule: Rule
 ) -> tuple[DraftCounts, list[int]]:
     """Counts of one request, and how often each draft position was tried. ``number`` names it.
 
@@ -144,11 +144,12 @@ def replay_one(
     counts, tried = DraftCounts(), [0] * k
     # The step that reads the prompt gives the first token, and never carries a draft.
     counts.record(0, 0, 1)
-    at, fresh = 1, [*tokens.prompt, answer[0]]
+    at, fresh = 1, answer[:1]
+    if drafter is not None:
+        drafter.start(number, tokens.prompt, "")
     while at < len(answer):
         draft = NO_DRAFT
         if drafter is not None:
-            # As in the engine, what ends a request is not observed.
             drafter.observe(number, fresh)
             limit = min(k, room - at - 1)
             if limit > 0:
@@ -170,6 +171,7 @@ def replay_one(
         fresh = answer[at : at + committed]
         at += committed
     if drafter is not None:
+        drafter.observe(number, fresh)
         drafter.release(number)
     return counts, tried
 
@@ -179,6 +181,6 @@ def replayed(arms: Sequence[Arm], vocabulary: Vocabulary, engine: str = "own") -
     by_rule = rule(engine)
     made = []
     for arm, found in ((arm, settings(arm, engine)) for arm in arms):
-        drafter = found.guarded(vocabulary.tokenizer.vocab_size)
+        drafter = found.drafters(vocabulary.tokenizer.vocab_size)
         made.append(ArmReplay(arm, found, drafter))
     return Replay(vocabulary, made, by_rule)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from wager.drafters.base import DrafterNeeds, DraftQuery
+from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
 from wager.types import NO_DRAFT, Draft
 
 SOURCE: Final = "ngram-simple"
@@ -45,8 +45,15 @@ class NgramSimple:
         """One draft per query; NO_DRAFT where there is none."""
         return [self._draft(self._texts[query.request]).cut(query.limit) for query in queries]
 
+    def attach(self, host: DraftHost) -> None:
+        """Token ids are all it needs."""
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        """Append the prompt."""
+        self.observe(request, prompt)
+
     def observe(self, request: int, tokens: Sequence[int]) -> None:
-        """Append the prompt, then each commit."""
+        """Append a commit."""
         self._texts.setdefault(request, _Text()).tokens += tokens
 
     def release(self, request: int) -> None:

@@ -1,0 +1,151 @@
+"""What is asked of speculation: which methods, how many tokens, which rule of acceptance.
+
+The keys are vLLM's, and ours. A method owns its keys: its drafter's class has a frozen dataclass
+``Options`` whose fields they are, so a new method brings its options with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+from wager.checks import choice, flag, whole
+from wager.errors import ConfigError
+from wager.registry import drafter_class
+
+MAX_DRAFT: Final = 1024
+
+_K: Final = "num_speculative_tokens"
+_EXAMPLE: Final = '{"method": "ngram", "num_speculative_tokens": 8}'
+
+
+@dataclass(frozen=True, slots=True)
+class MethodConfig:
+    """One method, as its drafter gets it.
+
+    ``options`` is the record that the method declares, or, for a method that declares none, the
+    mapping that was given as ``options``.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    options: Any
+
+    def describe(self) -> str:
+        """The method's own values in effect, for people; "" where it tells none."""
+        describe = getattr(self.options, "describe", None)
+        return "" if describe is None else str(describe())
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """A speculative config that was read and checked; see docs/speculation.md.
+
+    ``methods`` are asked in this order: a request takes the first draft that has tokens.
+    """
+
+    methods: tuple[MethodConfig, ...]
+    num_speculative_tokens: int
+    verify: Literal["match", "rejection"] = "match"
+    block_verification: bool = False
+
+    @classmethod
+    def parse(
+        cls, value: SpeculationConfig | Mapping[str, Any] | str | None
+    ) -> SpeculationConfig | None:
+        """From a mapping, from JSON text, or None for plain decoding. Raises ConfigError."""
+        if value is None or isinstance(value, SpeculationConfig):
+            return value
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"speculative-config: not valid JSON: {error}") from error
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"speculative-config: must be a JSON object, e.g. {_EXAMPLE}")
+        return cls._from_mapping({str(k).replace("-", "_"): v for k, v in value.items()})
+
+    @classmethod
+    def of(cls, method: str, k: int, **options: Any) -> SpeculationConfig:
+        """One method with its options as keywords. Raises ConfigError."""
+        return cls._from_mapping({"method": method, _K: k, **options})
+
+    @classmethod
+    def _from_mapping(cls, raw: dict[str, Any]) -> SpeculationConfig:
+        names = _names(raw.pop("method", None))
+        classes = {name: drafter_class(name) for name in names}
+        k = raw.pop(_K, None)
+        if k is None:
+            raise ConfigError(f'speculative-config: "{_K}" is missing, e.g. 8')
+        hint = "to decode without speculation leave the speculative config out"
+        whole(_K, k, 1, MAX_DRAFT, hint)
+        verify = raw.pop("verify", "match")
+        choice("verify", verify, ("match", "rejection"))
+        block = raw.pop("block_verification", False)
+        flag("block_verification", block)
+        if block and verify != "rejection":
+            raise ConfigError(
+                'block_verification: is a form of "verify": "rejection"; set that too, or leave it '
+                "out"
+            )
+        methods = _methods(classes, k, raw)
+        return cls(methods, k, verify, block)
+
+    def describe(self) -> str:
+        """The values in effect, in one line for people."""
+        most = f"at most {self.num_speculative_tokens} draft tokens"
+        if len(self.methods) == 1:
+            (one,) = self.methods
+            said = [one.method, most, one.describe()]
+        else:
+            said = [f"{m.method} ({m.describe()})" for m in self.methods] + [most]
+        if self.verify == "rejection":
+            said.append("block verification" if self.block_verification else "rejection sampling")
+        return ", ".join(part for part in said if part)
+
+
+def _names(method: object) -> tuple[str, ...]:
+    if method is None:
+        raise ConfigError(f'speculative-config: "method" is missing, e.g. {_EXAMPLE}')
+    names = method if isinstance(method, list | tuple) else [method]
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigError("method: must be the name of a drafting method, or a list of them")
+    if not names:
+        raise ConfigError("method: the list is empty; name at least one drafting method")
+    if len(set(names)) < len(names):
+        raise ConfigError("method: a method is named twice in the list")
+    return tuple(names)
+
+
+def _methods(
+    classes: Mapping[str, Any], k: int, raw: Mapping[str, Any]
+) -> tuple[MethodConfig, ...]:
+    """Give each method the keys that are its own. Raises ConfigError for a key of none."""
+    declared = {name: getattr(cls, "Options", None) for name, cls in classes.items()}
+    known = {key for record in declared.values() if record for key in _keys(record)}
+    if not all(declared.values()):
+        known.add("options")
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        every = sorted({"method", _K, "verify", "block_verification", *known})
+        raise ConfigError(
+            f"speculative-config: unknown key {unknown[0]!r} for {' and '.join(classes)}; "
+            f"known keys: {', '.join(every)}"
+        )
+    methods = []
+    for name, record in declared.items():
+        if record is None:
+            options = raw.get("options", {})
+            if not isinstance(options, Mapping):
+                raise ConfigError("options: must be a JSON object")
+        else:
+            options = record(**{key: raw[key] for key in _keys(record) if key in raw})
+        methods.append(MethodConfig(name, k, options))
+    return tuple(methods)
+
+
+def _keys(record: Any) -> list[str]:
+    return [f.name for f in fields(record)]
