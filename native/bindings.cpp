@@ -6,11 +6,13 @@ namespace nb = nanobind;
 void bind_kernels(nb::module_& m);
 void bind_select(nb::module_& m);
 void bind_ngram(nb::module_& m);
+void bind_suffix(nb::module_& m);
 void bind_probe(nb::module_& m);
 
 NB_MODULE(_native, m) {
     bind_kernels(m);
     bind_select(m);
     bind_ngram(m);
+    bind_suffix(m);
     bind_probe(m);
 }

@@ -12,6 +12,7 @@ DRAFTER_GROUP: Final = "wager.drafters"
 
 _DRAFTERS: Final[dict[str, str]] = {
     "ngram": "wager.drafters.ngram:NgramDrafter",
+    "suffix": "wager.drafters.suffix:SuffixDrafter",
 }
 
 

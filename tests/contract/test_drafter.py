@@ -15,7 +15,10 @@ from wager.registry import drafter_class, drafter_names
 from wager.speculation import SpeculationConfig
 from wager.types import Draft
 
-METHODS: dict[str, dict[str, Any]] = {"ngram": ngram(6, low=1, high=4)}
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": ngram(6, low=1, high=4),
+    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
+}
 VOCAB = 288
 
 

@@ -1,0 +1,56 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "suffix.h"
+#include "tuples.h"
+
+namespace nb = nanobind;
+
+namespace wager {
+namespace {
+
+SuffixTable make_table(int32_t depth, int32_t max_requests, double factor, double offset,
+                       double min_probability, size_t max_bytes) {
+    if (depth < 1 || max_requests < 0 || factor < 0 || offset < 0)
+        throw std::invalid_argument("depth must be at least 1, the other bounds at least 0");
+    return SuffixTable({depth, max_requests, factor, offset, min_probability, max_bytes});
+}
+
+nb::list propose(SuffixTable& table, const std::vector<int64_t>& requests,
+                 const std::vector<int32_t>& lengths, const std::vector<int32_t>& limits) {
+    if (requests.size() != lengths.size() || requests.size() != limits.size())
+        throw std::invalid_argument("one length and one limit per request");
+    nb::list drafts;
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const Continuation found = table.propose(requests[i], lengths[i], limits[i]);
+        drafts.append(nb::make_tuple(as_tuple(found.tokens), found.match, found.past, found.score));
+    }
+    return drafts;
+}
+
+}  // namespace
+}  // namespace wager
+
+void bind_suffix(nb::module_& m) {
+    using wager::SuffixTable;
+    nb::class_<SuffixTable>(m, "SuffixIndex")
+        .def(nb::new_(&wager::make_table), nb::arg("depth"), nb::arg("max_requests"),
+             nb::arg("factor"), nb::arg("offset"), nb::arg("min_probability"),
+             nb::arg("max_bytes"))
+        .def("start", &SuffixTable::start, nb::arg("request"), nb::arg("prompt"),
+             nb::arg("tenant"))
+        .def("observe", &SuffixTable::observe, nb::arg("request"), nb::arg("tokens"))
+        .def("propose", &wager::propose, nb::arg("requests"), nb::arg("lengths"),
+             nb::arg("limits"))
+        .def("release", &SuffixTable::release, nb::arg("request"))
+        .def("learn", &SuffixTable::learn, nb::arg("answer"), nb::arg("tenant"))
+        .def("clear", &SuffixTable::clear)
+        .def("__len__", &SuffixTable::size)
+        .def_prop_ro("bytes", &SuffixTable::bytes)
+        .def_prop_ro("past_bytes", &SuffixTable::past_bytes)
+        .def_prop_ro("past_tokens", &SuffixTable::past_tokens)
+        .def_prop_ro("past_answers", &SuffixTable::past_answers);
+}
