@@ -11,6 +11,7 @@ from wager.errors import ConfigError
 DRAFTER_GROUP: Final = "wager.drafters"
 
 _DRAFTERS: Final[dict[str, str]] = {
+    "draft_model": "wager.drafters.draft_model:DraftModelDrafter",
     "ngram": "wager.drafters.ngram:NgramDrafter",
     "suffix": "wager.drafters.suffix:SuffixDrafter",
 }

@@ -15,7 +15,7 @@ from wager.types import Draft, KvKind
 
 if TYPE_CHECKING:
     from wager.models.load import Model
-    from wager.runtime.kv import BlockPool
+    from wager.runtime.kv import BlockPool, BlockTable
     from wager.sampling.sampler import SequenceState
 
 
@@ -56,14 +56,14 @@ class DraftQuery:
     ``length`` is the number of tokens that the drafter has observed for it (prompt + committed);
     ``limit`` the most tokens that a draft may hold (>= 1), already clipped to what the request,
     its context and the step have room for. The rest is there where `DrafterNeeds.blocks` asks for
-    it: ``tokens`` are the observed ones, ``blocks`` the block table, by logical block.
+    it: ``tokens`` are the observed ones, ``table`` has room for ``length + limit`` tokens.
     """
 
     request: int
     length: int
     limit: int
     tokens: Sequence[int] = ()
-    blocks: Sequence[int] = ()
+    table: BlockTable | None = None
     sampler: SequenceState | None = None
 
 

@@ -217,7 +217,7 @@ class Engine:
         if self.drafters is None or not self.drafters.needs_blocks:
             return DraftQuery(sequence.number, length, limit)
         return DraftQuery(
-            sequence.number, length, limit, sequence.tokens, sequence.table.blocks, sequence.state
+            sequence.number, length, limit, sequence.tokens, sequence.table, sequence.state
         )
 
     def _commit(self, works: list[Work], logits: F32) -> list[Sequence]:

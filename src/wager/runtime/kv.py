@@ -154,6 +154,8 @@ class BlockTable:
     def __init__(self, pool: BlockPool, salt: str) -> None:
         self.pool = pool
         self.blocks: list[int] = []
+        # How often everything was given back: blocks stay where they are in between.
+        self.epoch = 0
         self._root = root_hash(salt)
         self._hashes: list[bytes] = []
         self._published = 0
@@ -201,6 +203,7 @@ class BlockTable:
         """Give back everything; the hash chain stays known, the tokens have not changed."""
         self.pool.release(self.blocks)
         self.blocks = []
+        self.epoch += 1
         self._published = 0
 
     def _extend_hashes(self, tokens: Sequence[int], count: int) -> None:

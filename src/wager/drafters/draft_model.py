@@ -1,0 +1,268 @@
+"""Drafting with a smaller model of the same vocabulary, or with the target's own weights rounded.
+
+Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", 2023;
+Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
+
+The drafter picks with the request's own sampler, so with the target's noise for each position and
+token (the coupling of Daliri, Musco and Suresh, 2024): where the two models' distributions are
+close their tokens agree, at every temperature.
+
+Its keys and values lie in a pool of its own under the block ids of the target's, so that what the
+target shares between requests is shared here too. What is in place there is known from three facts:
+a block whose version is the one noted when it was last filled is full of committed tokens; within
+an epoch of a request's table the first ``valid`` tokens are in place; and of the last draft those
+tokens that were committed are. Anything else is computed anew. That covers refusals, preemption,
+prefix hits and steps that the drafter took no part in, with one rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from wager.checks import choice, real
+from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
+from wager.errors import ConfigError
+from wager.memory import host_memory
+from wager.models.load import Model, load_model
+from wager.models.vocabulary import common_ids
+from wager.ops.base import BLOCK, F32
+from wager.runtime.kv import BlockTable
+from wager.runtime.target import Span, Target
+from wager.speculation import MethodConfig
+from wager.types import NO_DRAFT, Draft, WeightKind
+
+SOURCE: Final = "draft_model"
+SELF: Final = "self"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelOptions:
+    """Keys of ``draft_model``.
+
+    ``model`` is a pulled name, a directory, a GGUF file, or ``self``: the target's own weights,
+    rounded to ``quantization``. ``draft_min_token_prob`` ends a draft before a token that the
+    drafter itself thinks less likely than that.
+    """
+
+    model: str = ""
+    quantization: WeightKind | None = None
+    draft_min_token_prob: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(
+                'model: draft_model needs one, e.g. "model": "self", "quantization": "int8"'
+            )
+        if self.quantization is not None:
+            choice("quantization", self.quantization, ("int8",))
+        elif self.model == SELF:
+            raise ConfigError(
+                'quantization: "model": "self" needs one that is coarser than the target\'s '
+                'weights, e.g. "int8"'
+            )
+        real("draft_min_token_prob", self.draft_min_token_prob, 0.0, 1.0)
+
+    def describe(self) -> str:
+        """The values in effect, for people."""
+        said = self.model if self.quantization is None else f"{self.model} as {self.quantization}"
+        if self.draft_min_token_prob:
+            said += f", tokens of probability {self.draft_min_token_prob:g} and more"
+        return said
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """What of a request is in place: the first ``valid`` tokens, in this epoch of its table.
+
+    ``drafted`` are the tokens of the last draft that were fed behind them.
+    """
+
+    epoch: int
+    valid: int
+    drafted: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One request while its draft is made."""
+
+    query: DraftQuery
+    table: BlockTable
+    cursor: _Cursor
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+
+
+class DraftModelDrafter:
+    """Drafts for all requests of a step together, one pass per token.
+
+    Where the drafter's context ends, drafting ends and the request goes on without. A long prompt
+    is caught up with over several steps, ``max_rows`` rows in each.
+    """
+
+    Options = DraftModelOptions
+    needs = DrafterNeeds(host=True, blocks=True)
+
+    def __init__(self, config: MethodConfig, vocab_size: int) -> None:
+        self._options: DraftModelOptions = config.options
+        self._vocab_size = vocab_size
+        self._cursors: dict[int, _Cursor] = {}
+
+    def attach(self, host: DraftHost) -> None:
+        """Load the model over the target's op set. Raises ModelError and ConfigError."""
+        self._model = _load(self._options, host.target)
+        common = common_ids(host.target.tokenizer, self._model.tokenizer)
+        # Rows that pad either vocabulary are never drafted.
+        self._vocab_size = min(self._vocab_size, common, self._model.config.vocab_size)
+        self._versions = host.pool.versions
+        self._filled = [-1] * host.pool.blocks
+        self._max_rows = host.max_rows
+        self._target = Target(self._model, host.pool.blocks, host.kv)
+        _check_memory(self._target.pool.bytes_per_block * host.pool.blocks)
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        """Nothing: a query carries the tokens. Blocks are shared as the target shares them."""
+
+    def observe(self, request: int, tokens: Sequence[int]) -> None:
+        """Nothing, as `start`."""
+
+    def release(self, request: int) -> None:
+        """Forget a request; its blocks may still serve another one."""
+        self._cursors.pop(request, None)
+
+    def clear(self) -> None:
+        """Forget all requests and all blocks."""
+        self._cursors.clear()
+        self._filled = [-1] * len(self._filled)
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        """One draft per query; none where the context is too long or not caught up with yet."""
+        walks = self._catch_up(queries)
+        active = list(walks.values())
+        while active:
+            spans = [
+                Span(w.tokens[-1:], w.query.length + len(w.tokens) - 1, w.table.blocks, 1)
+                for w in active
+            ]
+            rows = self._target.forward(spans).logits
+            for walk in active:
+                walk.cursor.drafted.append(walk.tokens[-1])
+            active = [w for w, row in zip(active, rows, strict=True) if self._pick(w, row)]
+        return [self._draft(walks.get(index)) for index in range(len(queries))]
+
+    def _draft(self, walk: _Walk | None) -> Draft:
+        return Draft(tuple(walk.tokens), SOURCE) if walk and walk.tokens else NO_DRAFT
+
+    def _catch_up(self, queries: Sequence[DraftQuery]) -> dict[int, _Walk]:
+        """Compute what is missing of each text; the walks that may go on, by query index."""
+        budget = self._max_rows
+        spans: list[Span] = []
+        ready: list[tuple[int, _Walk]] = []
+        written: set[int] = set()
+        for index, query in enumerate(queries):
+            walk = self._walk(query)
+            if walk is None or budget == 0:
+                continue
+            valid = walk.cursor.valid
+            rows = min(query.length - valid, budget)
+            blocks = walk.table.blocks[valid // BLOCK : (valid + rows - 1) // BLOCK + 1]
+            # A prefix that two requests share is computed by the first of them.
+            if not written.isdisjoint(blocks):
+                continue
+            written.update(blocks)
+            budget -= rows
+            whole = valid + rows == query.length
+            spans.append(
+                Span(query.tokens[valid : valid + rows], valid, walk.table.blocks, int(whole))
+            )
+            self._advance(walk, valid + rows)
+            if whole:
+                ready.append((index, walk))
+        if not spans:
+            return {}
+        logits = self._target.forward(spans).logits
+        return {
+            index: walk
+            for (index, walk), row in zip(ready, logits, strict=True)
+            if self._pick(walk, row) or walk.tokens
+        }
+
+    def _walk(self, query: DraftQuery) -> _Walk | None:
+        """None where the drafter's context ends before the request's text."""
+        # The newest token takes position length - 1, the last drafted one is never fed.
+        limit = min(query.limit, self._model.config.max_context - query.length + 1)
+        if limit < 1 or query.table is None or query.sampler is None:
+            self._cursors.pop(query.request, None)
+            return None
+        return _Walk(query, query.table, self._cursor(query, query.table), limit)
+
+    def _cursor(self, query: DraftQuery, table: BlockTable) -> _Cursor:
+        cursor = self._cursors.get(query.request)
+        if cursor is None or cursor.epoch != table.epoch:
+            full = 0
+            for block in table.blocks[: (query.length - 1) // BLOCK]:
+                if self._filled[block] != self._versions[block]:
+                    break
+                full += 1
+            cursor = self._cursors[query.request] = _Cursor(table.epoch, full * BLOCK)
+        else:
+            # Of what was fed beyond the committed tokens, what was committed since is in place.
+            ahead = query.tokens[cursor.valid : query.length - 1]
+            for fed, token in zip(cursor.drafted, ahead, strict=False):
+                if fed != token:
+                    break
+                cursor.valid += 1
+            cursor.drafted.clear()
+        return cursor
+
+    def _advance(self, walk: _Walk, valid: int) -> None:
+        for index in range(walk.cursor.valid // BLOCK, valid // BLOCK):
+            block = walk.table.blocks[index]
+            self._filled[block] = self._versions[block]
+        walk.cursor.valid = valid
+
+    def _pick(self, walk: _Walk, row: F32) -> bool:
+        """Add the drafter's next token; whether the draft may grow further."""
+        sampler, ops = walk.query.sampler, self._model.ops
+        row = row[: self._vocab_size]
+        try:
+            token = sampler.pick(row, ops, walk.tokens) if sampler is not None else -1
+        except ValueError:
+            # Its own logits are not finite: the draft ends here, as the request's affair.
+            return False
+        least = self._options.draft_min_token_prob
+        if least and ops.log_softmax(row, [token])[0] < math.log(least):
+            return False
+        walk.tokens.append(token)
+        ended = sampler is not None and sampler.ends_with(token)
+        return not ended and len(walk.tokens) < walk.limit
+
+
+def _load(options: DraftModelOptions, target: Model) -> Model:
+    if options.model != SELF:
+        weights = options.quantization or "auto"
+        return load_model(options.model, target.ops, weights)
+    if options.quantization == target.weights:
+        raise ConfigError(
+            f"quantization: the target's weights are {target.weights} already, so such a drafter "
+            "would be as slow as the target itself"
+        )
+    name = target.name if not target.path.exists() else str(target.path)
+    return load_model(name, target.ops, options.quantization or "auto", target.config.max_context)
+
+
+def _check_memory(needed: int) -> None:
+    memory = host_memory()
+    if memory is None:
+        return
+    available = memory.total if memory.free is None else memory.free
+    if needed > available:
+        raise ConfigError(
+            f"kv_memory: the drafter's keys and values for the same blocks take {needed >> 20} MiB, "
+            f"but this machine has {available >> 20} MiB free; lower kv_memory or max_model_len"
+        )
+
+
