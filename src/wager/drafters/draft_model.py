@@ -31,6 +31,7 @@ from wager.models.vocabulary import common_ids
 from wager.ops.base import BLOCK, F32
 from wager.runtime.kv import BlockTable
 from wager.runtime.target import Span, Target
+from wager.sampling.sampler import SequenceState
 from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft, WeightKind
 
@@ -77,11 +78,13 @@ class DraftModelOptions:
 class _Cursor:
     """What of a request is in place: the first ``valid`` tokens, in this epoch of its table.
 
-    ``drafted`` are the tokens of the last draft that were fed behind them.
+    ``drafted`` are the tokens of the last draft that were fed behind them; the first ``noted``
+    blocks are known to be full.
     """
 
     epoch: int
     valid: int
+    noted: int
     drafted: list[int] = field(default_factory=list)
 
 
@@ -91,9 +94,11 @@ class _Walk:
 
     query: DraftQuery
     table: BlockTable
+    sampler: SequenceState
     cursor: _Cursor
     limit: int
     tokens: list[int] = field(default_factory=list)
+    open: bool = False
 
 
 class DraftModelDrafter:
@@ -141,16 +146,17 @@ class DraftModelDrafter:
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One draft per query; none where the context is too long or not caught up with yet."""
         walks = self._catch_up(queries)
-        active = list(walks.values())
+        active = [w for w in walks.values() if w.open]
         while active:
             spans = [
                 Span(w.tokens[-1:], w.query.length + len(w.tokens) - 1, w.table.blocks, 1)
                 for w in active
             ]
             rows = self._target.forward(spans).logits
-            for walk in active:
+            for walk, row in zip(active, rows, strict=True):
                 walk.cursor.drafted.append(walk.tokens[-1])
-            active = [w for w, row in zip(active, rows, strict=True) if self._pick(w, row)]
+                self._pick(walk, row)
+            active = [w for w in active if w.open]
         return [self._draft(walks.get(index)) for index in range(len(queries))]
 
     def _draft(self, walk: _Walk | None) -> Draft:
@@ -160,7 +166,8 @@ class DraftModelDrafter:
         """Compute what is missing of each text; the walks that may go on, by query index."""
         budget = self._max_rows
         spans: list[Span] = []
-        ready: list[tuple[int, _Walk]] = []
+        reached: list[tuple[_Walk, int]] = []
+        ready: dict[int, _Walk] = {}
         written: set[int] = set()
         for index, query in enumerate(queries):
             walk = self._walk(query)
@@ -178,17 +185,17 @@ class DraftModelDrafter:
             spans.append(
                 Span(query.tokens[valid : valid + rows], valid, walk.table.blocks, int(whole))
             )
-            self._advance(walk, valid + rows)
+            reached.append((walk, valid + rows))
             if whole:
-                ready.append((index, walk))
+                ready[index] = walk
         if not spans:
             return {}
         logits = self._target.forward(spans).logits
-        return {
-            index: walk
-            for (index, walk), row in zip(ready, logits, strict=True)
-            if self._pick(walk, row) or walk.tokens
-        }
+        for walk, count in reached:
+            self._advance(walk, count)
+        for walk, row in zip(ready.values(), logits, strict=True):
+            self._pick(walk, row)
+        return ready
 
     def _walk(self, query: DraftQuery) -> _Walk | None:
         """None where the drafter's context ends before the request's text."""
@@ -197,7 +204,8 @@ class DraftModelDrafter:
         if limit < 1 or query.table is None or query.sampler is None:
             self._cursors.pop(query.request, None)
             return None
-        return _Walk(query, query.table, self._cursor(query, query.table), limit)
+        cursor = self._cursor(query, query.table)
+        return _Walk(query, query.table, query.sampler, cursor, limit)
 
     def _cursor(self, query: DraftQuery, table: BlockTable) -> _Cursor:
         cursor = self._cursors.get(query.request)
@@ -207,7 +215,7 @@ class DraftModelDrafter:
                 if self._filled[block] != self._versions[block]:
                     break
                 full += 1
-            cursor = self._cursors[query.request] = _Cursor(table.epoch, full * BLOCK)
+            cursor = self._cursors[query.request] = _Cursor(table.epoch, full * BLOCK, full)
         else:
             # Of what was fed beyond the committed tokens, what was committed since is in place.
             ahead = query.tokens[cursor.valid : query.length - 1]
@@ -219,26 +227,26 @@ class DraftModelDrafter:
         return cursor
 
     def _advance(self, walk: _Walk, valid: int) -> None:
-        for index in range(walk.cursor.valid // BLOCK, valid // BLOCK):
-            block = walk.table.blocks[index]
+        cursor = walk.cursor
+        cursor.valid = valid
+        for block in walk.table.blocks[cursor.noted : valid // BLOCK]:
             self._filled[block] = self._versions[block]
-        walk.cursor.valid = valid
+        cursor.noted = valid // BLOCK
 
-    def _pick(self, walk: _Walk, row: F32) -> bool:
-        """Add the drafter's next token; whether the draft may grow further."""
-        sampler, ops = walk.query.sampler, self._model.ops
+    def _pick(self, walk: _Walk, row: F32) -> None:
+        """Add the drafter's next token, and close the walk where the draft must end."""
+        ops = self._model.ops
         row = row[: self._vocab_size]
+        walk.open = False
         try:
-            token = sampler.pick(row, ops, walk.tokens) if sampler is not None else -1
+            token = walk.sampler.pick(row, ops, walk.tokens)
         except ValueError:
-            # Its own logits are not finite: the draft ends here, as the request's affair.
-            return False
+            return  # its own logits are not finite: no more of this draft
         least = self._options.draft_min_token_prob
         if least and ops.log_softmax(row, [token])[0] < math.log(least):
-            return False
+            return
         walk.tokens.append(token)
-        ended = sampler is not None and sampler.ends_with(token)
-        return not ended and len(walk.tokens) < walk.limit
+        walk.open = len(walk.tokens) < walk.limit and not walk.sampler.ends_with(token)
 
 
 def _load(options: DraftModelOptions, target: Model) -> Model:
@@ -264,5 +272,3 @@ def _check_memory(needed: int) -> None:
             f"kv_memory: the drafter's keys and values for the same blocks take {needed >> 20} MiB, "
             f"but this machine has {available >> 20} MiB free; lower kv_memory or max_model_len"
         )
-
-
