@@ -123,7 +123,7 @@ class Drafters:
     """The methods of a config, asked in order: a request takes the first draft that has tokens."""
 
     def __init__(self, drafters: Sequence[GuardedDrafter]) -> None:
-        self._drafters = drafters
+        self.members = drafters
         self.needs_blocks = any(d.drafter.needs.blocks for d in drafters)
 
     @classmethod
@@ -136,17 +136,17 @@ class Drafters:
     @property
     def failures(self) -> int:
         """Requests that a drafter was switched off for."""
-        return sum(d.failures for d in self._drafters)
+        return sum(d.failures for d in self.members)
 
     @property
     def seconds(self) -> float:
         """Time spent in the drafters."""
-        return sum(d.seconds for d in self._drafters)
+        return sum(d.seconds for d in self.members)
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One valid draft per query, at most ``limit`` tokens; NO_DRAFT where there is none."""
-        drafts = self._drafters[0].propose(queries)
-        for drafter in self._drafters[1:]:
+        drafts = self.members[0].propose(queries)
+        for drafter in self.members[1:]:
             silent = [i for i, draft in enumerate(drafts) if not draft.tokens]
             if not silent:
                 break
@@ -156,19 +156,19 @@ class Drafters:
         return drafts
 
     def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
-        for drafter in self._drafters:
+        for drafter in self.members:
             drafter.start(request, prompt, tenant)
 
     def observe(self, request: int, tokens: Sequence[int]) -> None:
-        for drafter in self._drafters:
+        for drafter in self.members:
             drafter.observe(request, tokens)
 
     def release(self, request: int) -> None:
-        for drafter in self._drafters:
+        for drafter in self.members:
             drafter.release(request)
 
     def clear(self) -> None:
-        for drafter in self._drafters:
+        for drafter in self.members:
             drafter.clear()
 
 
