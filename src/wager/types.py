@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 WeightKind: TypeAlias = Literal["f32", "int8"]
@@ -17,18 +17,22 @@ class Draft:
 
     ``source`` names the drafter (or the part of one) that proposed it; ``match_length`` is the
     length of the n-gram that matched, 0 where the word means nothing. Acceptance statistics are
-    keyed by both.
+    keyed by both. ``distributions`` are what the tokens were drawn from, one array of probabilities
+    [V] per token; None where they were not drawn.
     """
 
     tokens: tuple[int, ...] = ()
     source: str = ""
     match_length: int = 0
+    distributions: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
 
     def cut(self, length: int) -> Draft:
         """The same draft, at most ``length`` (>= 0) tokens of it."""
         if length >= len(self.tokens):
             return self
-        return Draft(self.tokens[:length], self.source, self.match_length)
+        drawn = self.distributions
+        kept = None if drawn is None else drawn[:length]
+        return Draft(self.tokens[:length], self.source, self.match_length, kept)
 
 
 NO_DRAFT = Draft()

@@ -31,6 +31,7 @@ from wager.models.vocabulary import common_ids
 from wager.ops.base import BLOCK, F32
 from wager.runtime.kv import BlockTable
 from wager.runtime.target import Span, Target
+from wager.sampling.rejection import DRAFT, F64, distribution, draw, uniform
 from wager.sampling.sampler import SequenceState
 from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft, WeightKind
@@ -98,6 +99,7 @@ class _Walk:
     cursor: _Cursor
     limit: int
     tokens: list[int] = field(default_factory=list)
+    distributions: list[F64] = field(default_factory=list)
     open: bool = False
 
 
@@ -125,6 +127,7 @@ class DraftModelDrafter:
         self._versions = host.pool.versions
         self._filled = [-1] * host.pool.blocks
         self._max_rows = host.max_rows
+        self._verify = host.verify
         self._target = Target(self._model, host.pool.blocks, host.kv)
         _check_memory(self._target.pool.bytes_per_block * host.pool.blocks)
 
@@ -160,7 +163,9 @@ class DraftModelDrafter:
         return [self._draft(walks.get(index)) for index in range(len(queries))]
 
     def _draft(self, walk: _Walk | None) -> Draft:
-        return Draft(tuple(walk.tokens), SOURCE) if walk and walk.tokens else NO_DRAFT
+        if walk is None or not walk.tokens:
+            return NO_DRAFT
+        return Draft(tuple(walk.tokens), SOURCE, 0, tuple(walk.distributions) or None)
 
     def _catch_up(self, queries: Sequence[DraftQuery]) -> dict[int, _Walk]:
         """Compute what is missing of each text; the walks that may go on, by query index."""
@@ -235,18 +240,37 @@ class DraftModelDrafter:
 
     def _pick(self, walk: _Walk, row: F32) -> None:
         """Add the drafter's next token, and close the walk where the draft must end."""
-        ops = self._model.ops
         row = row[: self._vocab_size]
         walk.open = False
         try:
-            token = walk.sampler.pick(row, ops, walk.tokens)
+            token = self._drawn(walk, row) if self._draws(walk) else self._agreed(walk, row)
         except ValueError:
             return  # its own logits are not finite: no more of this draft
-        least = self._options.draft_min_token_prob
-        if least and ops.log_softmax(row, [token])[0] < math.log(least):
+        if token is None:
             return
         walk.tokens.append(token)
         walk.open = len(walk.tokens) < walk.limit and not walk.sampler.ends_with(token)
+
+
+    def _draws(self, walk: _Walk) -> bool:
+        return self._verify != "match" and walk.sampler.selection.temperature > 0.0
+
+    def _agreed(self, walk: _Walk, row: F32) -> int | None:
+        """The token that the target would pick if these were its logits; None if unlikely."""
+        ops, least = self._model.ops, self._options.draft_min_token_prob
+        token = walk.sampler.pick(row, ops, walk.tokens)
+        if least and ops.log_softmax(row, [token])[0] < math.log(least):
+            return None
+        return token
+
+    def _drawn(self, walk: _Walk, row: F32) -> int | None:
+        """A token drawn with noise of its own; its distribution is kept for the verification."""
+        q = distribution(row, walk.sampler, walk.tokens)
+        # By the distribution, never by the token drawn: what is verified must not depend on it.
+        if q.max() < self._options.draft_min_token_prob:
+            return None
+        walk.distributions.append(q)
+        return draw(q, uniform(walk.sampler, DRAFT, len(walk.tokens)))
 
 
 def _load(options: DraftModelOptions, target: Model) -> Model:

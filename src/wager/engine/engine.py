@@ -31,6 +31,7 @@ from wager.ops.base import F32
 from wager.runtime.kv import BlockPool, BlockTable, blocks_for
 from wager.runtime.target import Span, Target
 from wager.sampling.sampler import SequenceState
+from wager.sampling.rejection import rule
 from wager.sampling.verify import verify
 from wager.speculation import SpeculationConfig
 from wager.types import CompletionOutput, Draft, RequestOutput
@@ -76,12 +77,14 @@ class Engine:
         self.speculation = speculation
         self.drafters: Drafters | None = None
         self.controller: Controller = FixedLength(0)
+        self._verify = verify
         if speculation is not None:
             host = DraftHost(
                 self.model, self.pool, self.kv, self.config.max_batch_tokens, speculation.verify
             )
             self.drafters = Drafters.create(speculation, self.vocab_size, host)
             self.controller = FixedLength(speculation.num_speculative_tokens)
+            self._verify = rule(speculation.verify, speculation.block_verification)
 
     def reset_caches(self) -> None:
         """Empty the prefix cache and what drafters learnt across requests. Only while idle."""
@@ -234,7 +237,7 @@ class Engine:
             rows = logits[row : row + 1 + len(work.draft.tokens), : self.vocab_size]
             row += len(rows)
             try:
-                verdict = verify(rows, work.draft, sequence.state, self.model.ops)
+                verdict = self._verify(rows, work.draft, sequence.state, self.model.ops)
             except ValueError as error:
                 # NaN or infinite logits: this request ends, the others go on.
                 log.warning("request %s ends: %s", sequence.request.request_id, error)

@@ -81,7 +81,7 @@ class SequenceState:
         self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._end_ids = self._eos_ids.union(params.stop_token_ids)
         self._processors = processors_for(params, self._end_ids)
-        self._select = SelectParams(
+        self.selection = SelectParams(
             params.temperature, params.top_k, params.top_p, params.min_p, seed, choice
         )
         self._detokenizer = tokenizer.stream(prompt_ids)
@@ -100,6 +100,11 @@ class SequenceState:
         """Tokens that may still be committed."""
         return self.max_tokens - len(self.output_ids)
 
+    @property
+    def position(self) -> int:
+        """Of the token that comes next: how many there are, the prompt's among them."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
     def ends_with(self, token: int) -> bool:
         """Whether this token, when committed, is an end token or stop token of this sequence."""
         return token in self._end_ids
@@ -113,8 +118,7 @@ class SequenceState:
         wherever their distributions let it.
         """
         processed = self.process(row, ahead)
-        position = len(self.prompt_ids) + len(self.output_ids) + len(ahead)
-        return ops.select(processed, self._select, position)
+        return ops.select(processed, self.selection, self.position + len(ahead))
 
     def process(self, row: F32, ahead: Sequence[int] = ()) -> F32:
         """The logits [V] after the request's processors, with ``ahead`` as part of the history."""
