@@ -20,21 +20,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from wager.checks import choice, real
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
 from wager.errors import ConfigError
 from wager.memory import host_memory
-from wager.models.load import Model, load_model
-from wager.models.vocabulary import common_ids
-from wager.ops.base import BLOCK, F32
-from wager.runtime.kv import BlockTable
-from wager.runtime.target import Span, Target
-from wager.sampling.rejection import DRAFT, F64, distribution, draw, uniform
-from wager.sampling.sampler import SequenceState
 from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft, WeightKind
+
+# Options are read where no model is, and without numpy: the rest is imported when one comes.
+if TYPE_CHECKING:
+    from wager.models.load import Model
+    from wager.ops.base import F32
+    from wager.runtime.kv import BlockTable
+    from wager.sampling.rejection import F64
+    from wager.sampling.sampler import SequenceState
 
 SOURCE: Final = "draft_model"
 SELF: Final = "self"
@@ -120,6 +121,11 @@ class DraftModelDrafter:
 
     def attach(self, host: DraftHost) -> None:
         """Load the model over the target's op set. Raises ModelError and ConfigError."""
+        from wager.models.vocabulary import common_ids
+        from wager.ops.base import BLOCK
+        from wager.runtime.target import Target
+
+        self._block = BLOCK
         self._model = _load(self._options, host.target)
         common = common_ids(host.target.tokenizer, self._model.tokenizer)
         # Rows that pad either vocabulary are never drafted.
@@ -148,6 +154,8 @@ class DraftModelDrafter:
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One draft per query; none where the context is too long or not caught up with yet."""
+        from wager.runtime.target import Span
+
         walks = self._catch_up(queries)
         active = [w for w in walks.values() if w.open]
         while active:
@@ -169,6 +177,8 @@ class DraftModelDrafter:
 
     def _catch_up(self, queries: Sequence[DraftQuery]) -> dict[int, _Walk]:
         """Compute what is missing of each text; the walks that may go on, by query index."""
+        from wager.runtime.target import Span
+
         budget = self._max_rows
         spans: list[Span] = []
         reached: list[tuple[_Walk, int]] = []
@@ -180,7 +190,8 @@ class DraftModelDrafter:
                 continue
             valid = walk.cursor.valid
             rows = min(query.length - valid, budget)
-            blocks = walk.table.blocks[valid // BLOCK : (valid + rows - 1) // BLOCK + 1]
+            first, last = valid // self._block, (valid + rows - 1) // self._block
+            blocks = walk.table.blocks[first : last + 1]
             # A prefix that two requests share is computed by the first of them.
             if not written.isdisjoint(blocks):
                 continue
@@ -216,11 +227,11 @@ class DraftModelDrafter:
         cursor = self._cursors.get(query.request)
         if cursor is None or cursor.epoch != table.epoch:
             full = 0
-            for block in table.blocks[: (query.length - 1) // BLOCK]:
+            for block in table.blocks[: (query.length - 1) // self._block]:
                 if self._filled[block] != self._versions[block]:
                     break
                 full += 1
-            cursor = self._cursors[query.request] = _Cursor(table.epoch, full * BLOCK, full)
+            cursor = self._cursors[query.request] = _Cursor(table.epoch, full * self._block, full)
         else:
             # Of what was fed beyond the committed tokens, what was committed since is in place.
             ahead = query.tokens[cursor.valid : query.length - 1]
@@ -234,9 +245,9 @@ class DraftModelDrafter:
     def _advance(self, walk: _Walk, valid: int) -> None:
         cursor = walk.cursor
         cursor.valid = valid
-        for block in walk.table.blocks[cursor.noted : valid // BLOCK]:
+        for block in walk.table.blocks[cursor.noted : valid // self._block]:
             self._filled[block] = self._versions[block]
-        cursor.noted = valid // BLOCK
+        cursor.noted = valid // self._block
 
     def _pick(self, walk: _Walk, row: F32) -> None:
         """Add the drafter's next token, and close the walk where the draft must end."""
@@ -251,7 +262,6 @@ class DraftModelDrafter:
         walk.tokens.append(token)
         walk.open = len(walk.tokens) < walk.limit and not walk.sampler.ends_with(token)
 
-
     def _draws(self, walk: _Walk) -> bool:
         return self._verify != "match" and walk.sampler.selection.temperature > 0.0
 
@@ -265,6 +275,8 @@ class DraftModelDrafter:
 
     def _drawn(self, walk: _Walk, row: F32) -> int | None:
         """A token drawn with noise of its own; its distribution is kept for the verification."""
+        from wager.sampling.rejection import DRAFT, distribution, draw, uniform
+
         q = distribution(row, walk.sampler, walk.tokens)
         # By the distribution, never by the token drawn: what is verified must not depend on it.
         if q.max() < self._options.draft_min_token_prob:
@@ -274,6 +286,8 @@ class DraftModelDrafter:
 
 
 def _load(options: DraftModelOptions, target: Model) -> Model:
+    from wager.models.load import load_model
+
     if options.model != SELF:
         weights = options.quantization or "auto"
         return load_model(options.model, target.ops, weights)
@@ -293,6 +307,7 @@ def _check_memory(needed: int) -> None:
     available = memory.total if memory.free is None else memory.free
     if needed > available:
         raise ConfigError(
-            f"kv_memory: the drafter's keys and values for the same blocks take {needed >> 20} MiB, "
-            f"but this machine has {available >> 20} MiB free; lower kv_memory or max_model_len"
+            f"kv_memory: the drafter's keys and values for the same blocks take "
+            f"{needed >> 20} MiB, but this machine has {available >> 20} MiB free; lower "
+            "kv_memory or max_model_len"
         )
