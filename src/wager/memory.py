@@ -1,15 +1,38 @@
-"""The memory of this machine: how much there is, and how much of it is free."""
+"""Sizes as people write them, and the memory of this machine: all of it, and what is free."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from wager.errors import ConfigError
+
+UNITS: Final = {
+    "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = (Path("/sys/fs/cgroup/memory.max"),
                   Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))  # fmt: skip
+
+
+def parse_size(text: str, option: str) -> int:
+    """``8GB`` (10^9) or ``8GiB`` (2^30) in bytes. Raises ConfigError without a unit."""
+    found = _SIZE.fullmatch(text.strip())
+    unit = UNITS.get(found[2]) if found else None
+    if found is None or unit is None:
+        raise ConfigError(
+            f"{option}: {text!r} is no size; write a number and a unit, e.g. 8GB (10^9 bytes) or "
+            f"8GiB (2^30 bytes); units: {', '.join(UNITS)}"
+        )
+    size = int(float(found[1]) * unit)
+    if not 1 <= size <= 1 << 50:
+        raise ConfigError(f"{option}: {text} must be at least one byte and at most 1 PiB")
+    return size
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.bench.fit_fakes import GB, MIB
-from wager.bench.fit.machine import gpu_memory, parse_size, parse_smi
+from wager.bench.fit.machine import gpu_memory, parse_smi
 from wager.bench.fit.report import size
 from wager.errors import ConfigError
-from wager.memory import Memory
+from wager.memory import Memory, parse_size
 
 # Sizes
 

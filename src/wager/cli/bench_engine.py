@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from wager.backend import Load
 from wager.cli.bench_options import json_object
 from wager.errors import ConfigError, ModelError
+from wager.memory import parse_size
 
 if TYPE_CHECKING:
     from wager.external.server import ServerBackend
@@ -69,7 +70,6 @@ def open_engine(
     """A backend of any engine but the own one; nothing is started. Raises ConfigError."""
     if engine == "url":
         return _running(model, given)
-    from wager.bench.fit.machine import parse_size
     from wager.external.engines import open_backend
     from wager.external.server import ServerOptions
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wager.errors import ConfigError, ModelError
+from wager.memory import parse_size
 
 if TYPE_CHECKING:
     from wager.bench.fit.calculate import Fit
@@ -97,7 +98,6 @@ def fit(
     _check_numbers(clients, max_model_len, num_speculative_tokens, tensor_parallel_size)
     _check_names(engine, device)
     from wager.bench.fit import calculate as work
-    from wager.bench.fit.machine import parse_size
     from wager.bench.fit.memory import Setting
     from wager.models.facts.read import read_facts
 

@@ -1,8 +1,7 @@
-"""Sizes of memory: as people write them, and as the GPUs of this machine have them."""
+"""The memory of the GPUs of this machine."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from typing import Final
@@ -10,27 +9,7 @@ from typing import Final
 from wager.errors import ConfigError
 from wager.memory import Memory
 
-UNITS: Final = {
-    "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
-}  # fmt: skip
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 _SMI_SECONDS: Final = 10.0
-
-
-def parse_size(text: str, option: str) -> int:
-    """``8GB`` (10^9) or ``8GiB`` (2^30) in bytes. Raises ConfigError without a unit."""
-    found = _SIZE.fullmatch(text.strip())
-    unit = UNITS.get(found[2]) if found else None
-    if found is None or unit is None:
-        raise ConfigError(
-            f"{option}: {text!r} is no size; write a number and a unit, e.g. 8GB (10^9 bytes) or "
-            f"8GiB (2^30 bytes); units: {', '.join(UNITS)}"
-        )
-    size = int(float(found[1]) * unit)
-    if not 1 <= size <= 1 << 50:
-        raise ConfigError(f"{option}: {text} must be at least one byte and at most 1 PiB")
-    return size
 
 
 def gpu_memory() -> Memory | None:
