@@ -6,6 +6,7 @@ namespace nb = nanobind;
 void bind_kernels(nb::module_& m);
 void bind_select(nb::module_& m);
 void bind_ngram(nb::module_& m);
+void bind_ngram_batch(nb::module_& m);
 void bind_suffix(nb::module_& m);
 void bind_probe(nb::module_& m);
 
@@ -13,6 +14,7 @@ NB_MODULE(_native, m) {
     bind_kernels(m);
     bind_select(m);
     bind_ngram(m);
+    bind_ngram_batch(m);
     bind_suffix(m);
     bind_probe(m);
 }

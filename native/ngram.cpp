@@ -34,18 +34,19 @@ void NgramIndex::append(int32_t token) {
             automaton_.note(state).end = end;
 }
 
+int32_t copy_draft(const int32_t* tokens, int32_t size, const NgramMatch& match, bool cyclic,
+                   int32_t limit, int32_t* out) {
+    if (match.length == 0) return 0;
+    const int32_t start = match.end + 1, period = size - start;
+    const int32_t count = cyclic ? limit : std::min(limit, period);
+    for (int32_t i = 0; i < count; ++i) out[i] = i < period ? tokens[start + i] : out[i - period];
+    return count;
+}
+
 void NgramIndex::draft(int32_t limit, std::vector<int32_t>& out) const {
-    if (match_.length == 0) return;
-    const auto first = static_cast<int64_t>(out.size());
-    for (int64_t i = 0; i < limit; ++i) {
-        const int64_t at = match_.end + 1 + i;
-        if (at < size())
-            out.push_back(tokens_[at]);
-        else if (options_.cyclic)
-            out.push_back(out[first + at - size()]);
-        else
-            break;
-    }
+    limit = std::max(limit, 0);
+    out.resize(limit);
+    out.resize(copy_draft(tokens_.data(), size(), match_, options_.cyclic, limit, out.data()));
 }
 
 namespace {

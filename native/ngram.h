@@ -21,6 +21,11 @@ struct NgramMatch {
     int32_t end = -1;    // index of its last token in the earlier occurrence
 };
 
+// Writes what followed the match, at most `limit` tokens; returns how many. Where that runs into the
+// end of the text, `cyclic` goes on with the draft itself, else the draft ends there.
+int32_t copy_draft(const int32_t* tokens, int32_t size, const NgramMatch& match, bool cyclic,
+                   int32_t limit, int32_t* out);
+
 class NgramIndex {
   public:
     explicit NgramIndex(const NgramOptions& options) : options_(options) {}
@@ -34,7 +39,7 @@ class NgramIndex {
     int32_t size() const { return static_cast<int32_t>(tokens_.size()); }
     std::size_t bytes() const { return tokens_.capacity() * sizeof(int32_t) + automaton_.bytes(); }
 
-    // Appends the draft, at most `limit` tokens, to `out`; nothing where nothing matched.
+    // Makes `out` the draft, at most `limit` tokens; empty where nothing matched.
     void draft(int32_t limit, std::vector<int32_t>& out) const;
 
   private:

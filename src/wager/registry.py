@@ -13,6 +13,7 @@ DRAFTER_GROUP: Final = "wager.drafters"
 _DRAFTERS: Final[dict[str, str]] = {
     "draft_model": "wager.drafters.draft_model:DraftModelDrafter",
     "ngram": "wager.drafters.ngram:NgramDrafter",
+    "ngram_gpu": "wager.drafters.ngram_batch:BatchedNgramDrafter",
     "suffix": "wager.drafters.suffix:SuffixDrafter",
 }
 

@@ -22,6 +22,7 @@ from wager.types import Draft
 
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": ngram(6, low=1, high=4),
+    "ngram_gpu": {**ngram(6, low=1, high=4), "method": "ngram_gpu"},
     "suffix": {"method": "suffix", "num_speculative_tokens": 6},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 6, "model": "OTHER"},
 }
