@@ -1,9 +1,9 @@
 """n-gram lookup for a whole batch at once: arrays in, arrays out, no index.
 
-The answers are those of ``wager.drafters.ngram`` (Saxena, "Prompt Lookup Decoding", 2023), where the
-rule is explained. Instead of keeping an index current, each text is scanned: O(context) per request
-and step, in one call, in a form that a device can run. It is registered under the name that vLLM
-gives to its lookup on a device.
+The answers are those of ``wager.drafters.ngram`` (Saxena, "Prompt Lookup Decoding", 2023), where
+the rule is explained. Instead of keeping an index current, each text is scanned: O(context) per
+request and step, in one call, in a form that a device can run. It is registered under the name that
+vLLM gives to its lookup on a device.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def lookup(
     """Look the ends of B texts up in themselves.
 
     ``tokens`` [B, L] holds the texts, ``lengths`` [B] how many tokens of each row count, ``limits``
-    [B] the most tokens to draft (0 to k; 0: the row is left out). Returns drafts [B, k], padded with
-    -1, the number of tokens in each [B], and the length of the n-gram that matched, 0 for none [B];
-    all int32.
+    [B] the most tokens to draft (0 to k; 0: the row is left out). Returns drafts [B, k], padded
+    with -1, the number of tokens in each [B], and the length of the n-gram that matched, 0 for none
+    [B]; all int32.
 
     This is the numpy form: one pass over the matrix per token of the longest match. Raises
     ValueError where a length, a limit or a lookup length is out of range.
