@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wager.arms import Arm, Speculation, arm_of, label, parse_arms
+from wager.arms import Arm, Speculation, arm_of, label, parse_arms, speculation_of
 from wager.errors import ConfigError
 
 
@@ -26,7 +26,12 @@ def test_options_belong_to_the_method_before_them() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["ngram", "ngram:k=4", "ngram-mod:k=8,spec-x=true", "a:p=0.5"])
+LIST = "suffix+ngram:k=8,min=2,max=5"
+
+
+@pytest.mark.parametrize(
+    "text", ["ngram", "ngram:k=4", "ngram-mod:k=8,spec-x=true", "a:p=0.5", LIST, "a+b+c"]
+)
 def test_a_label_reads_back(text: str) -> None:
     (arm,) = parse_arms(text)
     assert arm.speculation is not None
@@ -43,6 +48,9 @@ def test_a_label_reads_back(text: str) -> None:
         ("ngram:k", "not an option"),
         ("ngram:=4", "not an option"),
         ("4:k=4", "not the name"),
+        ("suffix+:k=4", "not the name"),
+        ("suffix++ngram:k=4", "not the name"),
+        ("suffix+plain:k=4", "no method"),
     ],
 )
 def test_nonsense_is_refused(text: str, said: str) -> None:
@@ -57,3 +65,23 @@ def test_a_config_in_vllm_form() -> None:
     assert arm.speculation.config() == {"method": "ngram", "num_speculative_tokens": 8}
     with pytest.raises(ConfigError, match="method"):
         arm_of({"num_speculative_tokens": 8})
+
+
+def test_a_list_of_methods_is_one_arm() -> None:
+    arms = parse_arms(f"plain,{LIST},draft_model:model=self,quantization=int8,k=4,verify=rejection")
+    assert [arm.name for arm in arms][1:] == [
+        LIST, "draft_model:model=self,quantization=int8,k=4,verify=rejection",
+    ]  # fmt: skip
+    asked = arms[1].speculation
+    assert asked is not None
+    assert asked.methods == ("suffix", "ngram")
+    config = {
+        "method": ["suffix", "ngram"], "num_speculative_tokens": 8, "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+    }  # fmt: skip
+    assert asked.config() == config
+    assert arm_of(config) == arms[1]
+    assert speculation_of({**config, "method": ["ngram"]}).config()["method"] == "ngram"
+    for method in ([], ["suffix", 4], [""], None):
+        with pytest.raises(ConfigError, match="method"):
+            arm_of({**config, "method": method})

@@ -24,8 +24,8 @@ def loaded_by(code: str) -> set[str]:
     [
         "import wager",
         "from wager import SamplingParams, SpeculationConfig; SamplingParams(temperature=0.0)",
-        "from wager import SpeculationConfig; SpeculationConfig.parse("
-        "{'method': ['suffix', 'ngram', 'draft_model'], 'model': 'd', 'num_speculative_tokens': 4})",
+        "from wager import SpeculationConfig as Config; Config.parse("
+        "{'method': ['suffix', 'draft_model'], 'model': 'd', 'num_speculative_tokens': 4})",
         "import wager.cli.main",
     ],
 )

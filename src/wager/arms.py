@@ -1,8 +1,9 @@
-"""What a user asks an engine to do: plain decoding, or one method of drafting with its options.
+"""What a user asks an engine to do: plain decoding, or a method of drafting with its options.
 
 An arm is read before any engine has seen it. Option keys are vLLM's (``num_speculative_tokens``,
 ``prompt_lookup_max``, ...); a method or key that only one engine knows keeps that engine's name
-(``ngram-mod``, ``spec-ngram-mod-n-match``). The engine's dialect says what it makes of it.
+(``ngram-mod``, ``spec-ngram-mod-n-match``). The engine's dialect says what it makes of it. Several
+methods that are asked in turn, which wager's own engine has, are ``suffix+ngram``.
 """
 
 from __future__ import annotations
@@ -22,19 +23,26 @@ _SHORT: Final = {
     "min": "prompt_lookup_min",
     "max": "prompt_lookup_max",
 }
-_METHOD: Final = re.compile(r"[A-Za-z][\w.\-]*")
+_JOINT: Final = "+"
+_METHOD: Final = re.compile(r"[A-Za-z][\w.\-]*(\+[A-Za-z][\w.\-]*)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """One method of drafting and its options, in vLLM's keys; nothing is checked yet."""
+    """How to draft, in vLLM's keys; nothing is checked yet. ``method`` may be a list: ``a+b``."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods in the order in which they are asked; most often one."""
+        return tuple(self.method.split(_JOINT))
+
     def config(self) -> dict[str, Any]:
-        """As a speculative config: the options with the method among them."""
-        return {"method": self.method, **self.options}
+        """As a speculative config: the options with the method, or the list of them, among them."""
+        methods = self.methods
+        return {"method": methods[0] if len(methods) == 1 else list(methods), **self.options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class Arm:
 
 
 def parse_arms(text: str) -> list[Arm]:
-    """``plain,ngram:k=4,min=2,max=5,draft_model:model=D`` to arms, in order.
+    """``plain,suffix+ngram:k=4,min=2,max=5,draft_model:model=D`` to arms, in order.
 
     ``k``, ``min`` and ``max`` are short for num_speculative_tokens and the two lookup bounds. A
     part whose ``=`` comes before any ``:`` goes on with the options of the arm before it. Raises
@@ -65,12 +73,18 @@ def parse_arms(text: str) -> list[Arm]:
 
 def arm_of(config: Mapping[str, Any], name: str | None = None) -> Arm:
     """The arm of a speculative config in vLLM's form. Raises ConfigError without a method."""
+    speculation = speculation_of(config)
+    return Arm(name or label(speculation), speculation)
+
+
+def speculation_of(config: Mapping[str, Any]) -> Speculation:
+    """What a speculative config in vLLM's form asks for. Raises ConfigError without a method."""
     options = {str(key).replace("-", "_"): value for key, value in config.items()}
     method = options.pop("method", None)
-    if not isinstance(method, str) or not method:
+    names = list(method) if isinstance(method, list | tuple) else [method]
+    if not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigError('speculative-config: "method" is missing, e.g. {"method": "ngram"}')
-    speculation = Speculation(method, options)
-    return Arm(name or label(speculation), speculation)
+    return Speculation(_JOINT.join(names), options)
 
 
 def label(speculation: Speculation) -> str:
@@ -106,11 +120,13 @@ def _arm(text: str) -> Arm:
     if not _METHOD.fullmatch(method):
         raise ConfigError(f"arms: {method!r} is not the name of a method; e.g. ngram:k=4")
     options = dict(_option(piece, method) for piece in _options(rest))
-    if method == PLAIN:
+    speculation = Speculation(method, options)
+    if PLAIN in speculation.methods:
+        if method != PLAIN:
+            raise ConfigError(f"arms: {method!r}: plain decoding is no method; leave it out")
         if options:
             raise ConfigError("arms: plain takes no options")
         return Arm(PLAIN)
-    speculation = Speculation(method, options)
     return Arm(label(speculation), speculation)
 
 

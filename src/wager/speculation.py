@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal
 
 from wager.checks import choice, flag, whole
@@ -92,6 +92,20 @@ class SpeculationConfig:
             )
         methods = _methods(classes, k, raw)
         return cls(methods, k, verify, block)
+
+    def values(self) -> dict[str, Any]:
+        """Every key with the value in effect; `parse` makes the same config of it."""
+        names = [one.method for one in self.methods]
+        found: dict[str, Any] = {
+            "method": names[0] if len(names) == 1 else names,
+            _K: self.num_speculative_tokens,
+        }
+        for one in self.methods:
+            if is_dataclass(one.options):
+                found |= {key: getattr(one.options, key) for key in _keys(one.options)}
+            elif one.options:
+                found["options"] = dict(one.options)
+        return {**found, "verify": self.verify, "block_verification": self.block_verification}
 
     def describe(self) -> str:
         """The values in effect, in one line for people."""
