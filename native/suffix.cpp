@@ -165,7 +165,9 @@ void SuffixTable::release(int64_t request) {
     const auto found = requests_.find(request);
     if (found == requests_.end()) return;
     const Request& one = found->second;
-    const std::vector<int32_t> answer(one.tokens.begin() + int64_t(one.prompt), one.tokens.end());
+    // A prompt that was refused half way is shorter than it says.
+    const auto prompt = static_cast<std::ptrdiff_t>(std::min(one.prompt, one.tokens.size()));
+    const std::vector<int32_t> answer(one.tokens.begin() + prompt, one.tokens.end());
     const std::string tenant = one.tenant;
     requests_.erase(found);
     learn(answer, tenant);

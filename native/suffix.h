@@ -116,6 +116,9 @@ class PastAnswers {
 class SuffixTable {
   public:
     explicit SuffixTable(const SuffixOptions& options) : options_(options) {}
+    // What is kept of past answers cannot be copied, which the maps in between do not show.
+    SuffixTable(const SuffixTable&) = delete;
+    SuffixTable& operator=(const SuffixTable&) = delete;
 
     // Throws std::invalid_argument if the request is known already.
     void start(int64_t request, const std::vector<int32_t>& prompt, const std::string& tenant);

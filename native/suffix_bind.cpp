@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <new>
 #include <stdexcept>
 
 #include "suffix.h"
@@ -12,11 +13,12 @@ namespace nb = nanobind;
 namespace wager {
 namespace {
 
-SuffixTable make_table(int32_t depth, int32_t max_requests, double factor, double offset,
-                       double min_probability, size_t max_bytes) {
+void make_table(SuffixTable* self, int32_t depth, int32_t max_requests, double factor,
+                double offset, double min_probability, size_t max_bytes) {
     if (depth < 1 || max_requests < 0 || factor < 0 || offset < 0)
         throw std::invalid_argument("depth must be at least 1, the other bounds at least 0");
-    return SuffixTable({depth, max_requests, factor, offset, min_probability, max_bytes});
+    const SuffixOptions options{depth, max_requests, factor, offset, min_probability, max_bytes};
+    new (self) SuffixTable(options);
 }
 
 nb::list propose(SuffixTable& table, const std::vector<int64_t>& requests,
@@ -37,7 +39,7 @@ nb::list propose(SuffixTable& table, const std::vector<int64_t>& requests,
 void bind_suffix(nb::module_& m) {
     using wager::SuffixTable;
     nb::class_<SuffixTable>(m, "SuffixIndex")
-        .def(nb::new_(&wager::make_table), nb::arg("depth"), nb::arg("max_requests"),
+        .def("__init__", &wager::make_table, nb::arg("depth"), nb::arg("max_requests"),
              nb::arg("factor"), nb::arg("offset"), nb::arg("min_probability"),
              nb::arg("max_bytes"))
         .def("start", &SuffixTable::start, nb::arg("request"), nb::arg("prompt"),
