@@ -6,7 +6,7 @@ else of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -79,13 +79,38 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """What one source of drafts did: a method, or a part of one.
+
+    ``drafts`` counts the steps (of one request) that carried a draft of it.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def plus(self, other: SourceCounts) -> SourceCounts:
+        """Both together."""
+        return SourceCounts(
+            self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted
+        )
+
+    def less(self, other: SourceCounts) -> SourceCounts:
+        """What is left without ``other``."""
+        return SourceCounts(
+            self.drafts - other.drafts, self.drafted - other.drafted, self.accepted - other.accepted
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """An engine's own cumulative counters, over all its labels; None is not known, never 0.
 
     ``total_ms`` and ``draft_ms`` say where the time went, where an engine tells it.
     ``drafts`` counts the steps (of one request) that carried a draft. ``accepted_at[j]`` counts
     the drafts whose position j was accepted. ``generated`` counts output tokens of all requests,
-    those of other clients included. ``resets`` is how often the counters were seen to start again.
+    those of other clients included. ``by_source`` has the drafts by what proposed them.
+    ``resets`` is how often the counters were seen to start again.
     """
 
     total_ms: float | None = None
@@ -97,6 +122,7 @@ class Counters:
     accepted_at: tuple[int, ...] | None = None
     preemptions: int | None = None
     generated: int | None = None
+    by_source: Mapping[str, SourceCounts] | None = None
     resets: int = 0
 
     def since(self, before: Counters) -> Counters:
@@ -121,7 +147,14 @@ class Counters:
                 return Counters(resets=1)
         else:
             at = None
-        return Counters(**found, accepted_at=at)
+        by_source = None
+        if self.by_source is not None and before.by_source is not None:
+            nothing = SourceCounts()
+            by_source = {
+                source: counts.less(before.by_source.get(source, nothing))
+                for source, counts in self.by_source.items()
+            }
+        return Counters(**found, accepted_at=at, by_source=by_source)
 
 
 _SUMS: Final = (

@@ -32,7 +32,7 @@ Capture = pytest.CaptureFixture[str]
 LOADS = tuple(Load(clients=n) for n in (1, 8, 32))
 BASE: dict[str, Any] = {
     "suite": "article", "engine": "vllm", "workload": None, "arms": None, "clients": None,
-    "speculative_config": None, "rate": None, "demo": False, "max_tokens": None,
+    "speculative_config": None, "rate": None, "demo": False, "warm": None, "max_tokens": None,
     "max_model_len": None, "identity": None, "seed": 3,
 }  # fmt: skip
 
@@ -61,6 +61,7 @@ def test_what_it_sets() -> None:
         ({"workload": "copy"}, "workload: --suite article has its own"),
         ({"rate": "2"}, "rate: --suite article has its own"),
         ({"demo": True}, "demo: --suite article has its own"),
+        ({"warm": 5}, "warm: --suite article has its own"),
     ],
 )
 def test_what_it_refuses(other: dict[str, Any], said: str) -> None:

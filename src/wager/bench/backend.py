@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count, cycle
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from wager import __version__
 from wager.arms import Arm
-from wager.backend import Answer, Counters, Load, Prompt, Started
+from wager.backend import Answer, Counters, Load, Prompt, SourceCounts, Started
 from wager.bench.results import STEP_CONTEXT, STEP_ROWS
 from wager.bench.statistics import median
 from wager.errors import ConfigError, RequestError
@@ -62,7 +62,7 @@ class EngineBackend:
         return Started(
             version=__version__,
             kv_tokens=self._llm.engine.pool.blocks * self._llm.engine.config.block_size,
-            effective={} if config is None else asdict(config),
+            effective={} if config is None else config.values(),
         )
 
     def stream(self, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:
@@ -139,6 +139,10 @@ class EngineBackend:
             accepted_at=tuple(counts.accepted_at),
             preemptions=stats.preemptions,
             generated=counts.committed,
+            by_source={
+                source: SourceCounts(own.drafted_steps, own.drafted, own.accepted)
+                for source, own in stats.by_source.items()
+            },
         )
 
     def stop(self) -> None:
@@ -187,7 +191,7 @@ class EngineBackend:
             workload = prompt.id.rpartition("-")[0]
             raise ConfigError(
                 f"workload: {workload} is a chat, and this model has no chat template; "
-                "choose among copy, words, random"
+                "choose among copy, agent, words, random"
             )
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
         return self._llm.chat_ids(messages)

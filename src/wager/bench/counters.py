@@ -5,12 +5,12 @@ They belong to the whole server: whatever else it answered meanwhile is in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
-from wager.backend import Counters
+from wager.backend import Counters, SourceCounts
 
 
 def total(parts: Sequence[Counters]) -> Counters:
@@ -27,6 +27,16 @@ def total(parts: Sequence[Counters]) -> Counters:
             found[field.name] = None
         elif isinstance(values[0], tuple):
             found[field.name] = tuple(sum(at) for at in zip_longest(*values, fillvalue=0))
+        elif isinstance(values[0], Mapping):
+            found[field.name] = _by_source(values)
         else:
             found[field.name] = sum(values)
     return Counters(**found)
+
+
+def _by_source(parts: Sequence[Mapping[str, SourceCounts]]) -> dict[str, SourceCounts]:
+    found: dict[str, SourceCounts] = {}
+    for part in parts:
+        for source, counts in part.items():
+            found[source] = found.get(source, SourceCounts()).plus(counts)
+    return found

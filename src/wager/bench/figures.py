@@ -153,6 +153,8 @@ def cell(measurement: Measurement, arm: Arm) -> Cell | None:
         reason=_reason(measurement, status, settled, speed, share, drafts, cost, lost),
         notes=doubts(measurement, arm),
         requests=requests,
+        by_source=None if counted.by_source is None else dict(counted.by_source),
+        warm=measurement.warm,
     )
 
 

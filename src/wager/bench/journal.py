@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
 
-from wager.backend import Answer, Counters, Started
+from wager.backend import Answer, Counters, SourceCounts, Started
 from wager.errors import ConfigError
 from wager.types import DraftCounts, TokenLogprob
 
@@ -201,5 +201,8 @@ def _answer(raw: Mapping[str, Any]) -> Answer:
 
 
 def _counters(raw: Mapping[str, Any]) -> Counters:
-    at = raw["accepted_at"]
-    return Counters(**{**raw, "accepted_at": None if at is None else tuple(at)})
+    at, by_source = raw["accepted_at"], raw["by_source"]
+    if by_source is not None:
+        by_source = {source: SourceCounts(**counts) for source, counts in by_source.items()}
+    at = None if at is None else tuple(at)
+    return Counters(**{**raw, "accepted_at": at, "by_source": by_source})

@@ -26,7 +26,8 @@ class Measurement:
     """One workload at one load. Filled part by part, so that an early end loses nothing finished.
 
     ``exact`` says that sampled replies must be equal too under one seed (the project's own
-    engine); on others only greedy ones are compared.
+    engine); on others only greedy ones are compared. ``warm``: so many other prompts of the kind
+    are answered first after every start.
     """
 
     workload: str
@@ -35,6 +36,7 @@ class Measurement:
     arms: Sequence[Arm]
     engine: str = "own"
     exact: bool = True
+    warm: int | None = None
     repeated_prompts: bool = False
     random_prompts: bool = False
     answers: dict[str, dict[str, list[Answer]]] = field(default_factory=dict)

@@ -10,6 +10,9 @@ favours one of them. How finely they alternate depends on what a fresh start cos
   them all; two prompts per client for more clients.
 - Where it means a new server, a block is one server that runs every cell of the plan. Its first
   batch, of other prompts, is dropped.
+
+A drafter that learns across requests is cold at the start of a block. In a warm cell every block
+begins with other prompts of the same kind, and its timed prompts are one group.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ class PlannedCell:
     """One workload at one load, and its prompts.
 
     ``dropped`` are prompts of their own that every arm answers before the timed ones, at the same
-    load and uncounted. ``batch`` is how many timed prompts make a part; None leaves it to the
-    schedule.
+    load and uncounted; ``warm`` are such prompts that come first after every start of an arm.
+    ``batch`` is how many timed prompts make a part; None leaves it to the schedule.
     """
 
     workload: str
@@ -48,6 +51,7 @@ class PlannedCell:
     random_prompts: bool = False
     dropped: tuple[Prompt, ...] = ()
     batch: int | None = None
+    warm: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,10 @@ class Plan:
                 arms=self.arms,
                 engine=self.engine,
                 exact=own,
+                warm=len(cell.warm) or None,
                 repeated_prompts=self.engine == "url"
                 or (
-                    _repeats(cell.prompts)
+                    _repeats((*cell.warm, *cell.prompts))
                     if own
                     else any(sent[content(p)] > 1 for p in cell.prompts)
                 ),
@@ -149,9 +154,9 @@ def _many_small(plan: Plan) -> list[Block]:
             order = plan.arms if number % 2 == 0 else plan.arms[::-1]
             part = Part("timed", group, cell.load, index)
             for repeat in range(plan.repeats):
-                first = _dropped(cell) if number == 0 and repeat == 0 else ()
-                blocks += [Block(arm, (*first, part)) for arm in order]
-                blocks += [Block(arm, (part,)) for arm in order[::-1]]
+                first = number == 0 and repeat == 0
+                blocks += [Block(arm, (*_before(cell, first), part)) for arm in order]
+                blocks += [Block(arm, (*_before(cell, False), part)) for arm in order[::-1]]
     if plan.identity:
         told = Part("identity", _with_logprobs(plan.identity), one)
         blocks += [Block(arm, (told,)) for arm in (*plan.arms, *plan.arms[::-1])]
@@ -160,8 +165,9 @@ def _many_small(plan: Plan) -> list[Block]:
 
 def _groups(cell: PlannedCell) -> list[tuple[Prompt, ...]]:
     clients = cell.load.clients
-    # With a rate of arrivals there is one group: its length is what makes the load a rate.
-    if clients is None:
+    # With a rate of arrivals there is one group: its length is what makes the load a rate. Of a
+    # warm cell too: what comes before each group takes longer than the group.
+    if clients is None or cell.warm:
         return _batches(cell.prompts, None)
     return _batches(cell.prompts, 1 if clients == 1 else cell.batch or _GROUP * clients)
 
@@ -171,8 +177,10 @@ def _batches(prompts: tuple[Prompt, ...], size: int | None) -> list[tuple[Prompt
     return [prompts[i : i + size] for i in range(0, len(prompts), size)]
 
 
-def _dropped(cell: PlannedCell) -> tuple[Part, ...]:
-    return (Part("dropped", cell.dropped, cell.load),) if cell.dropped else ()
+def _before(cell: PlannedCell, first: bool) -> tuple[Part, ...]:
+    """What is answered before a group of a cell, and not counted; ``first``: before all others."""
+    prompts = (*(cell.dropped if first else ()), *cell.warm)
+    return (Part("dropped", prompts, cell.load),) if prompts else ()
 
 
 def _few_large(plan: Plan) -> list[Block]:
@@ -182,7 +190,7 @@ def _few_large(plan: Plan) -> list[Block]:
     warm = Part("warm-up", short, Load(clients=max(1, min(most, len(short)))))
     timed: list[Part] = []
     for index, cell in enumerate(plan.cells):
-        timed += _dropped(cell)
+        timed += _before(cell, True)
         groups = _batches(cell.prompts, cell.batch)
         timed += [Part("timed", group, cell.load, index) for group in groups]
     blocks = []

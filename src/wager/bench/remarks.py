@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from wager.bench.figures import highest_speedup
 from wager.bench.identity import Identity
 from wager.bench.results import Cell, Report
-from wager.bench.spelling import NA, number, percent, spelt
+from wager.bench.spelling import NA, number, percent, shares_by_source, spelt
 
 
 def advice_lines(report: Report) -> list[str]:
@@ -85,6 +85,8 @@ def _cell_notes(cell: Cell, place: str, engine: str) -> Iterator[str]:
             f"ERRORS: {place}: {cell.errors.plain} plain and {cell.errors.spec} speculative "
             "replies failed and are in no figure"
         )
+    if cell.by_source and len(cell.by_source) > 1:
+        yield f"{place}: drafts by source: {shares_by_source(cell.by_source)}"
     if cell.repeated_prompts:
         yield f"REPEATED PROMPTS: {place}: caches and drafters that learn look better than they are"
     if cell.random_prompts and engine != "own":

@@ -226,9 +226,17 @@ def plan_lines(plan: Plan) -> list[str]:
     prompts = str(most) if fewest == most else f"{fewest} to {most}"
     line = f"{prompts} prompts per workload, each {2 * plan.repeats} times per arm"
     line += ", arms in turn (ABBA)" if plan.engine in ("own", "url") else ", a server each (ABBA)"
-    few = fewest < DEFAULT_PROMPTS
-    hint = f"fewer than {DEFAULT_PROMPTS} prompts: a quick look, the intervals are rough"
-    return [line, hint] if few else [line]
+    lines = [line]
+    if warm := max((len(cell.warm) for cell in plan.cells), default=0):
+        lines.append(
+            f"after {warm}: behind every start of an arm {warm} other prompts of the workload are "
+            "answered first, untimed"
+        )
+    if fewest < DEFAULT_PROMPTS:
+        lines.append(
+            f"fewer than {DEFAULT_PROMPTS} prompts: a quick look, the intervals are rough"
+        )
+    return lines
 
 
 def step_line(report: Report) -> str | None:

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from wager.backend import SourceCounts
 from wager.bench.identity import Identity
 from wager.bench.latency import Percentiles
 from wager.bench.statistics import Verdict
@@ -55,7 +56,12 @@ class BothCounts:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One workload, load and arm against plain decoding. ``notes`` are doubts about replies."""
+    """One workload, load and arm against plain decoding. ``notes`` are doubts about replies.
+
+    ``by_source`` has the drafts of all timed runs by what proposed them, None where an engine does
+    not tell. ``warm`` is how many other prompts of the kind were answered before, untimed, after
+    every start of an arm; None: none, the arm was cold.
+    """
 
     workload: str
     clients: int | None
@@ -103,6 +109,8 @@ class Cell:
     reason: str
     notes: list[str]
     requests: list[RequestResult]
+    by_source: dict[str, SourceCounts] | None = None
+    warm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 NA: Final = "n/a"
+
+
+class Drafted(Protocol):
+    """Counts of drafted and of accepted tokens."""
+
+    @property
+    def drafted(self) -> int: ...
+
+    @property
+    def accepted(self) -> int: ...
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -22,3 +33,13 @@ def spelt(clients: int | None, rate: float | None) -> str:
     if clients is None:
         return f"{rate:g} requests/s"
     return f"{clients} client{'s' if clients > 1 else ''}"
+
+
+def shares_by_source(counts: Mapping[str, Drafted]) -> str:
+    """What became of the drafts of each source, those with most tokens first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1].drafted, item[0]))
+    return "; ".join(
+        f"{source} {percent(own.accepted / own.drafted if own.drafted else None)} of "
+        f"{own.drafted:,} tokens accepted"
+        for source, own in ordered
+    )

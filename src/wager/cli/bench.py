@@ -39,6 +39,7 @@ def bench(
     speculative_config: of.SpeculativeConfig = None,
     repeats: of.Repeats = 1,
     prompts: of.Prompts = None,
+    warm: of.Warm = None,
     max_tokens: of.MaxTokens = None,
     seed: of.Seed = 0,
     json_file: of.JsonFile = None,
@@ -153,7 +154,13 @@ def _job(given: dict[str, Any]) -> _Job:
         model=given["model"],
         engine=given["engine"],
         wanted=sources.Wanted(
-            names, loads, given["prompts"], given["max_tokens"], given["seed"], chats_only
+            names,
+            loads,
+            given["prompts"],
+            given["max_tokens"],
+            given["seed"],
+            chats_only,
+            given["warm"] or 0,
         ),
         arms=every,
         repeats=given["repeats"],

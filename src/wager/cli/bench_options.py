@@ -20,9 +20,9 @@ ENGINES: Final = ("own", "vllm", "llamacpp", "sglang", "ollama", "url")
 Workload = Annotated[
     str | None,
     typer.Option("--workload", metavar="LIST", show_default=False,
-                 help="Comma-separated: copy, rename, edit, explain, story, words, random, "
+                 help="Comma-separated: copy, rename, edit, agent, explain, story, words, random, "
                       "json, summarise, classify, or files of prompts (docs/workloads.md). "
-                      "Default: all ten."),
+                      "Default: all of these."),
 ]  # fmt: skip
 Clients = Annotated[
     str | None,
@@ -37,7 +37,7 @@ Rate = Annotated[
 Arms = Annotated[
     str | None,
     typer.Option("--arms", metavar="LIST", show_default=False,
-                 help="What is compared, e.g. plain,ngram:k=4,ngram:k=8,min=2,max=5. "
+                 help="What is compared, e.g. plain,ngram:k=4,suffix+ngram:k=8,min=2,max=5. "
                       "Default: plain and n-gram, k 8, lookup 2 to 5."),
 ]  # fmt: skip
 SpeculativeConfig = Annotated[
@@ -51,6 +51,12 @@ Repeats = Annotated[
 Prompts = Annotated[
     int | None, typer.Option("--prompts", help="Prompts per workload. Default: 16.")
 ]
+Warm = Annotated[
+    int | None,
+    typer.Option("--warm", metavar="N", show_default=False,
+                 help="Also measure each workload after N other prompts of it, untimed: for "
+                      "methods that learn from answers."),
+]  # fmt: skip
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", help="Cap on every answer.", show_default=False)
 ]
@@ -177,9 +183,10 @@ def loads(clients: str | None, rate: str | None) -> tuple[Load, ...]:
 
 def check_numbers(given: Mapping[str, Any]) -> None:
     """Raises ConfigError for a count below 1 or a time that is none."""
-    for name in ("repeats", "prompts", "max_tokens"):
-        if given[name] is not None and given[name] < 1:
-            raise ConfigError(f"{name.replace('_', '-')}: must be at least 1, got {given[name]}")
+    for name in ("repeats", "prompts", "max_tokens", "warm"):
+        value = given.get(name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name.replace('_', '-')}: must be at least 1, got {value}")
     for name in ("start_timeout", "request_timeout"):
         if given[name] is not None and not given[name] > 0.0:
             raise ConfigError(f"{name.replace('_', '-')}: must be above 0, got {given[name]:g}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -85,15 +85,16 @@ def _record(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         return _fail(place, "an object", value)
     hints = _hints(kind)
-    names = [field.name for field in fields(kind)]
-    for name in names:
-        if name not in value:
+    # What has a default may be absent: older files of the same schema know nothing of it.
+    needed = {field.name: field.default is MISSING for field in fields(kind)}
+    for name, must in needed.items():
+        if must and name not in value:
             raise _Wrong(f"{place}.{name}".lstrip(".") + " is missing")
     for name in value:
-        if name not in names:
+        if name not in needed:
             raise _Wrong(f"{place}.{name}".lstrip(".") + " is not known")
-    made = {name: _build(hints[name], value[name], f"{place}.{name}".lstrip(".")) for name in names}
-    return kind(**made)
+    where = {name: f"{place}.{name}".lstrip(".") for name in value}
+    return kind(**{name: _build(hints[name], value[name], where[name]) for name in value})
 
 
 @cache

@@ -42,9 +42,9 @@ def _run(run: Run) -> list[str]:
     if len(report.arms) > 2:
         lines += _table(fastest(report))
     for table in (
-        tables.cells(report), tables.drafts(report), tables.positions(report),
-        tables.arms(report), tables.identity(report), tables.divergences(report),
-        tables.doubts(report),
+        tables.cells(report), tables.drafts(report), tables.sources(report),
+        tables.positions(report), tables.arms(report), tables.identity(report),
+        tables.divergences(report), tables.doubts(report),
     ):  # fmt: skip
         lines += _table(table)
     lines += _commands(report)

@@ -293,7 +293,8 @@ def _draft_sections(report: Report, arms: Arms) -> list[Section]:
              "was accepted. Hollow, dashed: conditional, the same among the drafts whose token "
              "before it was accepted. A draft that ended before counts as not accepted.",
              *counted],
-            legend=True, facets=plots.acceptance(report, arms), tables=[tables.positions(report)],
+            legend=True, facets=plots.acceptance(report, arms),
+            tables=[tables.positions(report), tables.sources(report)],
             absent="n/a. Acceptance by position is not to be had.",
         ),
         Section(

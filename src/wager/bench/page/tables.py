@@ -189,6 +189,24 @@ def drafts(report: Report) -> Table:
     return table
 
 
+def sources(report: Report) -> Table:
+    """What became of the drafts of each source, for cells in which there were several."""
+    table = Table(
+        "Drafts by source",
+        [*_PLACE, _text("source"), Column("drafts"), Column("drafted"), Column("accepted"),
+         Column("accepted / drafted")],
+    )  # fmt: skip
+    for c in report.cells:
+        if c.by_source is None or len(c.by_source) < 2:
+            continue
+        for name, own in c.by_source.items():
+            table.add(
+                c.workload, load_of(c), c.arm, name, whole(own.drafts), whole(own.drafted),
+                whole(own.accepted), percent(own.accepted / own.drafted if own.drafted else None),
+            )  # fmt: skip
+    return table
+
+
 def positions(report: Report) -> Table:
     """Acceptance by position, both kinds, one row per cell and kind; no row without data."""
     known = [c for c in report.cells if c.acceptance_by_position_unconditional]

@@ -1,9 +1,9 @@
-"""Where the prompts of a plan come from: the ten workloads by name, or files of prompts."""
+"""Where the prompts of a plan come from: generated workloads by name, or files of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,8 @@ _OTHER_SEED: Final = 1_000_003
 class Wanted:
     """Workloads and loads; ``count`` prompts each: None is 16, of a file as far as it has them.
 
-    ``chats_only``: the engine takes neither raw text nor token ids.
+    ``chats_only``: the engine takes neither raw text nor token ids. ``warm``: each workload once
+    more, behind so many other prompts of it.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class Wanted:
     max_tokens: int | None = None
     seed: int = 0
     chats_only: bool = False
+    warm: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def draw(
     workload needs it. Raises ConfigError for a workload that the engine cannot be asked.
     """
     check(wanted.names)
-    shares = 1 if same_for_all_loads else len(wanted.loads)
+    # A warm cell has the prompts of the cold one where nothing was kept of those, else its own.
+    shares = 1 if same_for_all_loads else len(wanted.loads) * (2 if wanted.warm else 1)
     cells: list[PlannedCell] = []
     notes: list[str] = []
     for name in wanted.names:
@@ -81,14 +84,23 @@ def draw(
         if wanted.chats_only and any(prompt.messages is None for prompt in pool.prompts):
             raise _no_chats(name)
         notes += pool.notes
-        size = len(pool.prompts) // shares if pool.enough else len(pool.prompts)
-        for index, load in enumerate(wanted.loads):
-            start = index * size if pool.enough and shares > 1 else 0
-            own = tuple(pool.prompts[start : start + size])
-            cells.append(PlannedCell(pool.label, load, own, random_prompts=pool.random))
+        cells += _cells(pool, wanted, shares)
     warm_up = _warm_up(wanted, cells, vocab_size, same_for_all_loads)
     told = _identity(identity, wanted.seed, wanted.chats_only)
     return Drawn(tuple(cells), warm_up, told, tuple(notes))
+
+
+def _cells(pool: _Pool, wanted: Wanted, shares: int) -> list[PlannedCell]:
+    """The cells of one workload: load by load, the warm ones behind the cold ones."""
+    size = len(pool.prompts) // shares if pool.enough else len(pool.prompts)
+    cells: list[PlannedCell] = []
+    for before in ((), tuple(pool.warm)) if pool.warm else ((),):
+        label = f"{pool.label} after {len(before)}" if before else pool.label
+        for load in wanted.loads:
+            start = len(cells) * size if pool.enough and shares > 1 else 0
+            own = tuple(pool.prompts[start : start + size])
+            cells.append(PlannedCell(label, load, own, random_prompts=pool.random, warm=before))
+    return cells
 
 
 def chats() -> tuple[str, ...]:
@@ -110,15 +122,18 @@ class _Pool:
     random: bool
     enough: bool
     notes: tuple[str, ...] = ()
+    warm: list[Prompt] = field(default_factory=list)
 
 
 def _pool(name: str, wanted: Wanted, shares: int, vocab_size: Callable[[], int]) -> _Pool:
     """The prompts of a workload for all of its loads; ``enough`` if each can have its own."""
     if name in RECIPES:
         count = shares * (wanted.count or DEFAULT_PROMPTS)
-        drawn = _recipe(name, count, wanted.seed, wanted.max_tokens, vocab_size)
-        return _Pool(name, drawn, name == "random", True)
+        drawn = _recipe(name, count + wanted.warm, wanted.seed, wanted.max_tokens, vocab_size)
+        return _Pool(name, drawn[:count], name == "random", True, warm=drawn[count:])
     count = wanted.count or DEFAULT_PROMPTS
+    if wanted.warm:
+        return _warm_pool(name, wanted, shares * count)
     dataset = load_dataset(name, shares * count, wanted.seed, wanted.max_tokens)
     found = len(dataset.prompts)
     # Fewer than the default, or than all loads together need, is nothing to remark on.
@@ -129,6 +144,20 @@ def _pool(name: str, wanted: Wanted, shares: int, vocab_size: Callable[[], int])
     chosen = dataset.prompts if enough else dataset.prompts[:count]
     token_ids = all(prompt.token_ids is not None for prompt in chosen)
     return _Pool(dataset.name, chosen, token_ids, enough, notes)
+
+
+def _warm_pool(name: str, wanted: Wanted, count: int) -> _Pool:
+    """``count`` prompts of a file to be timed, and those that come before."""
+    needed = count + wanted.warm
+    dataset = load_dataset(name, needed, wanted.seed, wanted.max_tokens)
+    found = dataset.prompts
+    if len(found) < needed:
+        raise ConfigError(
+            f"warm: {name} holds {len(found)} prompts, and {count} to measure with "
+            f"{wanted.warm} others before them are asked for; lower --prompts or --warm"
+        )
+    token_ids = all(prompt.token_ids is not None for prompt in found)
+    return _Pool(dataset.name, found[:count], token_ids, True, dataset.notes, found[count:])
 
 
 def _recipe(
