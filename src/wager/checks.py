@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from wager.errors import ConfigError, WagerError
@@ -45,10 +46,13 @@ def real(
 
     ``open_low`` leaves out ``low`` itself.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not -math.inf < value < math.inf:  # type: ignore[operator]
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+    if not math.isfinite(number):
         raise error(f"{name}: must be a finite number, got {value!r}")
-    if value < low or value > high or (open_low and value == low):  # type: ignore[operator]
+    if number < low or number > high or (open_low and number == low):
         raise error(
             f"{name}: must be {'above' if open_low else 'at least'} {low:g}"
             f"{f' and at most {high:g}' if high < math.inf else ''}, got {value!r}"

@@ -6,8 +6,9 @@ which method it has; what a method needs is data (`DrafterNeeds`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from wager.speculation import MethodConfig
@@ -35,11 +36,14 @@ class DrafterNeeds:
 
 @dataclass(frozen=True, slots=True)
 class DraftHost:
-    """The engine as a drafter with a model sees it.
+    """The engine as a drafter with a model, or with a memory on disk, sees it.
 
     The drafter may keep keys and values of its own under the block ids of ``pool``: what a block
-    holds is a function of its tokens until ``pool.versions[block]`` changes. ``max_rows`` bounds
-    the rows of one pass.
+    holds is a function of its tokens until ``pool.versions[block]`` changes. Before it does, it
+    tells ``reserve`` how many bytes per block that takes. ``kv_memory`` bounds the model's and the
+    drafters' together, so the pool has fewer blocks then; ConfigError where they are too few.
+    ``max_rows`` bounds the rows of one pass. ``written`` are the draft memories that one of
+    the engine's drafters writes already.
     """
 
     target: Model
@@ -47,6 +51,8 @@ class DraftHost:
     kv: KvKind
     max_rows: int
     verify: str
+    reserve: Callable[[int], None]
+    written: set[Path] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class DraftQuery:
 
 
 class Drafter(Protocol):
-    """Life cycle per request: start, then (observe, propose)*, then release.
+    """Life cycle per request: start, then (observe, propose)*, then release. At the very end close.
 
     A class may declare ``Options``, a frozen dataclass: its fields are the method's keys in the
     speculative config, and an instance of it is ``config.options``. It raises ConfigError, and may
@@ -109,5 +115,15 @@ class Drafter(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget everything learnt, across requests too (between the arms of a measurement)."""
+        """Forget everything learnt, across requests too (between the arms of a measurement).
+
+        It is as new then: what a draft memory held at the start is there again.
+        """
+        ...
+
+    def close(self) -> None:
+        """The engine ends, or changes the method: write what is to last.
+
+        Used afterwards only where the engine refused the new method.
+        """
         ...

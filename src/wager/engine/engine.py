@@ -12,6 +12,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -21,7 +22,7 @@ from wager.drafters.base import DraftHost, DraftQuery
 from wager.engine.controller import Controller, FixedLength
 from wager.engine.costs import StepCosts
 from wager.engine.drafting import Drafters, cut_after_end
-from wager.engine.memory import choose_blocks, kv_kind
+from wager.engine.memory import block_bytes, choose_blocks, kv_kind
 from wager.engine.request import Request, Sequence
 from wager.engine.scheduler import Scheduler, Work
 from wager.engine.stats import EngineStats
@@ -30,8 +31,8 @@ from wager.models.load import Model
 from wager.ops.base import F32
 from wager.runtime.kv import BlockPool, BlockTable, blocks_for
 from wager.runtime.target import Span, Target
-from wager.sampling.sampler import SequenceState
 from wager.sampling.rejection import rule
+from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
 from wager.speculation import SpeculationConfig
 from wager.types import CompletionOutput, Draft, RequestOutput
@@ -51,6 +52,7 @@ class Engine:
                 f"max_batch_tokens: {config.max_batch_tokens}; each sequence needs "
                 "a row of the step"
             )
+        self._drafter_bytes = 0  # that drafters keep per block
         blocks = choose_blocks(model, config)
         self.model = model
         self.config = config
@@ -67,24 +69,67 @@ class Engine:
         self._numbers = itertools.count()
         self._ended: list[Sequence] = []  # aborted, not yet reported
         self._over: list[Sequence] = []  # ended, the drafters not yet told
+        self.drafters: Drafters | None = None
         self.set_speculation(speculation)
+
+    def close(self) -> None:
+        """End the drafters, which write what is to last. Nothing is drafted afterwards."""
+        if self.drafters is not None:
+            self.drafters.close()
+            self.drafters = None
 
     # Configuration, while idle
 
     def set_speculation(self, speculation: SpeculationConfig | None) -> None:
-        """Change the method, or switch speculation off with None. Only while idle."""
+        """Change the method, or switch speculation off with None. Only while idle.
+
+        ``kv_memory`` bounds the keys and values of a drafter too: with one the pool has fewer
+        blocks. Where this raises, everything stays as it was but for the prefix cache.
+        """
         self._require_idle("set_speculation")
+        blocks, held = self.pool.blocks, self._drafter_bytes
+        granted = blocks * (block_bytes(self.model, self.config) + held)
+
+        def reserve(per_block: int) -> None:
+            self._drafter_bytes += per_block
+            self._resize(choose_blocks(self.model, self.config, self._drafter_bytes, granted))
+
+        if self.drafters is not None:
+            # So that the next ones find what these learnt.
+            self.drafters.close()
+        self._drafter_bytes = 0
+        try:
+            drafters = None if speculation is None else self._drafters_of(speculation, reserve)
+            # Without drafters that keep anything the model has all of it.
+            reserve(0)
+        except BaseException:
+            self._drafter_bytes = held
+            self._resize(blocks)
+            raise
+        k = speculation.num_speculative_tokens if speculation is not None else 0
         self.speculation = speculation
-        self.drafters: Drafters | None = None
-        self.controller: Controller = FixedLength(0)
+        self.drafters = drafters
+        self.controller: Controller = FixedLength(k)
         self._verify = verify
-        if speculation is not None:
-            host = DraftHost(
-                self.model, self.pool, self.kv, self.config.max_batch_tokens, speculation.verify
-            )
-            self.drafters = Drafters.create(speculation, self.vocab_size, host)
-            self.controller = FixedLength(speculation.num_speculative_tokens)
+        # Whether each draft has its share of the rows before it is made: one that is drawn must not
+        # be cut for what was drawn, and a model's passes should not be for nothing.
+        self._evenly = False
+        if speculation is not None and drafters is not None:
             self._verify = rule(speculation.verify, speculation.block_verification)
+            self._evenly = drafters.needs_blocks or speculation.verify != "match"
+
+    def _drafters_of(
+        self, speculation: SpeculationConfig, reserve: Callable[[int], None]
+    ) -> Drafters:
+        rows = self.config.max_batch_tokens
+        host = DraftHost(self.model, self.pool, self.kv, rows, speculation.verify, reserve)
+        return Drafters.create(speculation, self.vocab_size, host)
+
+    def _resize(self, blocks: int) -> None:
+        """Give the pool another number of blocks; what was cached is lost."""
+        if blocks != self.pool.blocks:
+            self.pool.resize(blocks)
+            self.target = Target(self.model, blocks, self.kv)
 
     def reset_caches(self) -> None:
         """Empty the prefix cache and what drafters learnt across requests. Only while idle."""
@@ -193,17 +238,19 @@ class Engine:
     def _draft(self, works: list[Work]) -> None:
         if self.drafters is None or (cap := self.controller.cap()) == 0:
             return
+        due = [w for w in works if w.decoding and w.sequence.observed == len(w.sequence.tokens)]
+        rows = self.scheduler.draft_room(works)
+        if due and self._evenly:
+            rows //= len(due)
         asked: list[Work] = []
         queries: list[DraftQuery] = []
-        for work in works:
-            sequence = work.sequence
-            if work.decoding and sequence.observed == len(sequence.tokens):
-                limit = min(cap, sequence.state.room - 1)
-                if self.drafters.needs_blocks:
-                    limit = self.scheduler.grow_for_draft(work, limit)
-                if limit > 0:
-                    asked.append(work)
-                    queries.append(self._query(sequence, limit))
+        for work in due:
+            limit = min(cap, rows, work.sequence.state.room - 1)
+            if self.drafters.needs_blocks:
+                limit = self.scheduler.grow_for_draft(work, limit)
+            if limit > 0:
+                asked.append(work)
+                queries.append(self._query(work.sequence, limit))
         if not queries:
             return
         drafts = [

@@ -48,8 +48,10 @@ class BlockPool:
     def __init__(self, blocks: int, prefix_cache: bool = True) -> None:
         self.blocks = blocks
         self.prefix_cache = prefix_cache
-        # How often each block was taken: what others keep under its id is stale when this changes.
+        # A number that is new each time a block is taken, never that of another block: what others
+        # keep under an id is stale when it changes.
         self.versions = [0] * blocks
+        self._takes = 0
         self._references = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -77,7 +79,8 @@ class BlockPool:
                 block, _ = self._kept.popitem(last=False)
                 self._forget(block)
             self._references[block] = 1
-            self.versions[block] += 1
+            self._takes += 1
+            self.versions[block] = self._takes
             taken.append(block)
         return taken
 
@@ -122,6 +125,16 @@ class BlockPool:
         self._kept.clear()
         self._hash_of.clear()
         self._block_of.clear()
+
+    def resize(self, blocks: int) -> None:
+        """Have another number of blocks, and nothing cached. Only while none is in use."""
+        if self.in_use:
+            raise AssertionError(f"{self.in_use} blocks are in use")
+        self.clear_cache()
+        self.blocks = blocks
+        self.versions[:] = [0] * blocks
+        self._references = [0] * blocks
+        self._free = list(range(blocks - 1, -1, -1))
 
     def _forget(self, block: int) -> None:
         del self._block_of[self._hash_of.pop(block)]

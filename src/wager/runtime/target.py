@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wager.config import ModelConfig
 from wager.models import decoder
 from wager.models.load import Model
-from wager.ops.base import KvPool, RaggedBatch
+from wager.ops.base import BLOCK, KvPool, RaggedBatch
 from wager.types import KvKind
 
 
@@ -26,6 +27,12 @@ class Span:
     start: int
     blocks: Sequence[int]
     logits: int
+
+
+def kv_block_bytes(shape: ModelConfig, kv: KvKind) -> int:
+    """Keys and values of BLOCK tokens in all layers of a model."""
+    width = 2 if kv == "f16" else 4
+    return 2 * BLOCK * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
 
 
 class Target:
