@@ -11,8 +11,9 @@ Its keys and values lie in a pool of its own under the block ids of the target's
 target shares between requests is shared here too. What is in place there is known from three facts:
 a block whose version is the one noted when it was last filled is full of committed tokens; within
 an epoch of a request's table the first ``valid`` tokens are in place; and of the last draft those
-tokens that were committed are. Anything else is computed anew. That covers refusals, preemption,
-prefix hits and steps that the drafter took no part in, with one rule.
+tokens that were committed are, unless their block was given back meanwhile. Anything else is
+computed anew. That covers refusals, preemption, prefix hits and steps that the drafter took no part
+in, with one rule.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from wager.checks import choice, real
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
 from wager.errors import ConfigError
-from wager.memory import host_memory
 from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft, WeightKind
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SOURCE: Final = "draft_model"
 SELF: Final = "self"
+_KINDS: Final[tuple[WeightKind, ...]] = get_args(WeightKind)
+"""Finest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class DraftModelOptions:
                 'model: draft_model needs one, e.g. "model": "self", "quantization": "int8"'
             )
         if self.quantization is not None:
-            choice("quantization", self.quantization, ("int8",))
+            choice("quantization", self.quantization, _KINDS[1:])
         elif self.model == SELF:
             raise ConfigError(
                 'quantization: "model": "self" needs one that is coarser than the target\'s '
@@ -80,14 +82,14 @@ class DraftModelOptions:
 class _Cursor:
     """What of a request is in place: the first ``valid`` tokens, in this epoch of its table.
 
-    ``drafted`` are the tokens of the last draft that were fed behind them; the first ``noted``
-    blocks are known to be full.
+    ``drafted`` are the tokens of the last draft that were fed behind them, each with the version of
+    its block; the first ``noted`` blocks are known to be full.
     """
 
     epoch: int
-    valid: int
-    noted: int
-    drafted: list[int] = field(default_factory=list)
+    valid: int = 0
+    noted: int = 0
+    drafted: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -123,19 +125,19 @@ class DraftModelDrafter:
         """Load the model over the target's op set. Raises ModelError and ConfigError."""
         from wager.models.vocabulary import common_ids
         from wager.ops.base import BLOCK
-        from wager.runtime.target import Target
+        from wager.runtime.target import Target, kv_block_bytes
 
         self._block = BLOCK
         self._model = _load(self._options, host.target)
         common = common_ids(host.target.tokenizer, self._model.tokenizer)
         # Rows that pad either vocabulary are never drafted.
         self._vocab_size = min(self._vocab_size, common, self._model.config.vocab_size)
+        host.reserve(kv_block_bytes(self._model.config, host.kv))
         self._versions = host.pool.versions
         self._filled = [-1] * host.pool.blocks
         self._max_rows = host.max_rows
         self._verify = host.verify
         self._target = Target(self._model, host.pool.blocks, host.kv)
-        _check_memory(self._target.pool.bytes_per_block * host.pool.blocks)
 
     def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
         """Nothing: a query carries the tokens. Blocks are shared as the target shares them."""
@@ -152,6 +154,9 @@ class DraftModelDrafter:
         self._cursors.clear()
         self._filled = [-1] * len(self._filled)
 
+    def close(self) -> None:
+        """Nothing lasts."""
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One draft per query; none where the context is too long or not caught up with yet."""
         from wager.runtime.target import Span
@@ -164,8 +169,9 @@ class DraftModelDrafter:
                 for w in active
             ]
             rows = self._target.forward(spans).logits
-            for walk, row in zip(active, rows, strict=True):
-                walk.cursor.drafted.append(walk.tokens[-1])
+            for walk, row, span in zip(active, rows, spans, strict=True):
+                version = self._versions[walk.table.blocks[span.start // self._block]]
+                walk.cursor.drafted.append((walk.tokens[-1], version))
                 self._pick(walk, row)
             active = [w for w in active if w.open]
         return [self._draft(walks.get(index)) for index in range(len(queries))]
@@ -224,22 +230,23 @@ class DraftModelDrafter:
         return _Walk(query, query.table, query.sampler, cursor, limit)
 
     def _cursor(self, query: DraftQuery, table: BlockTable) -> _Cursor:
+        """With all that is in place; of the tokens but the newest, whose logits are needed."""
+        last = query.length - 1
         cursor = self._cursors.get(query.request)
         if cursor is None or cursor.epoch != table.epoch:
-            full = 0
-            for block in table.blocks[: (query.length - 1) // self._block]:
-                if self._filled[block] != self._versions[block]:
-                    break
-                full += 1
-            cursor = self._cursors[query.request] = _Cursor(table.epoch, full * self._block, full)
-        else:
-            # Of what was fed beyond the committed tokens, what was committed since is in place.
-            ahead = query.tokens[cursor.valid : query.length - 1]
-            for fed, token in zip(cursor.drafted, ahead, strict=False):
-                if fed != token:
-                    break
-                cursor.valid += 1
-            cursor.drafted.clear()
+            cursor = self._cursors[query.request] = _Cursor(table.epoch)
+        for token, version in cursor.drafted:
+            at = cursor.valid
+            if at >= last or query.tokens[at] != token:
+                break
+            if self._versions[table.blocks[at // self._block]] != version:
+                break
+            cursor.valid += 1
+        cursor.drafted.clear()
+        for block in table.blocks[cursor.valid // self._block : last // self._block]:
+            if self._filled[block] != self._versions[block]:
+                break
+            cursor.valid = (cursor.valid // self._block + 1) * self._block
         return cursor
 
     def _advance(self, walk: _Walk, valid: int) -> None:
@@ -286,28 +293,17 @@ class DraftModelDrafter:
 
 
 def _load(options: DraftModelOptions, target: Model) -> Model:
-    from wager.models.load import load_model
+    from wager.models.load import load_model, open_checkpoint
 
+    context = target.config.max_context
     if options.model != SELF:
-        weights = options.quantization or "auto"
-        return load_model(options.model, target.ops, weights)
-    if options.quantization == target.weights:
+        context = min(context, open_checkpoint(options.model).config.max_context)
+        return load_model(options.model, target.ops, options.quantization or "auto", context)
+    rounded = options.quantization or target.weights
+    if _KINDS.index(rounded) <= _KINDS.index(target.weights):
         raise ConfigError(
-            f"quantization: the target's weights are {target.weights} already, so such a drafter "
-            "would be as slow as the target itself"
+            f"quantization: {rounded} is not coarser than the target's weights, which are "
+            f"{target.weights}, so such a drafter would be as slow as the target itself"
         )
     name = target.name if not target.path.exists() else str(target.path)
-    return load_model(name, target.ops, options.quantization or "auto", target.config.max_context)
-
-
-def _check_memory(needed: int) -> None:
-    memory = host_memory()
-    if memory is None:
-        return
-    available = memory.total if memory.free is None else memory.free
-    if needed > available:
-        raise ConfigError(
-            f"kv_memory: the drafter's keys and values for the same blocks take "
-            f"{needed >> 20} MiB, but this machine has {available >> 20} MiB free; lower "
-            "kv_memory or max_model_len"
-        )
+    return load_model(name, target.ops, rounded, target.config.max_context)

@@ -44,8 +44,9 @@ class GuardedDrafter:
             )
         if drafter.needs.host or drafter.needs.blocks:
             if host is None:
+                why = "drafts with a model" if drafter.needs.blocks else "has a memory on disk"
                 raise ConfigError(
-                    f"method: {config.method!r} drafts with a model, and there is none here"
+                    f"method: {config.method!r} {why}, for which there is no engine here"
                 )
             drafter.attach(host)
         return cls(drafter, vocab_size)
@@ -79,13 +80,22 @@ class GuardedDrafter:
 
     def release(self, request: int) -> None:
         self._off.discard(request)
+        started = time.perf_counter()
         try:
             self.drafter.release(request)
         except Exception as error:
             log.warning("the drafter failed to release request %d: %s", request, error)
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def clear(self) -> None:
         self.drafter.clear()
+
+    def close(self) -> None:
+        try:
+            self.drafter.close()
+        except Exception as error:
+            log.warning("the drafter failed to close: %s: %s", type(error).__name__, error)
 
     def _tell(self, request: int, tell: Callable[[], None]) -> None:
         if request in self._off:
@@ -101,10 +111,9 @@ class GuardedDrafter:
     def _checked(self, query: DraftQuery, draft: Draft) -> Draft:
         if not draft.tokens:
             return NO_DRAFT
-        if min(draft.tokens) < 0 or max(draft.tokens) >= self.vocab_size:
-            bad = next(t for t in draft.tokens if not 0 <= t < self.vocab_size)
-            error = ValueError(f"draft token {bad} is outside the vocabulary of {self.vocab_size}")
-            self._switch_off([query.request], error)
+        problem = _problem(draft, self.vocab_size)
+        if problem:
+            self._switch_off([query.request], ValueError(problem))
             return NO_DRAFT
         return draft.cut(query.limit)
 
@@ -117,6 +126,24 @@ class GuardedDrafter:
             type(error).__name__,
             error,
         )
+
+
+def _problem(draft: Draft, vocab_size: int) -> str:
+    """What makes a draft one that cannot be verified; "" if nothing does."""
+    for token in draft.tokens:
+        if not 0 <= token < vocab_size:
+            return f"draft token {token} is outside the vocabulary of {vocab_size}"
+    drawn = draft.distributions
+    if drawn is None:
+        return ""
+    if len(drawn) != len(draft.tokens):
+        return f"{len(drawn)} distributions for {len(draft.tokens)} draft tokens"
+    for token, q in zip(draft.tokens, drawn, strict=True):
+        if len(q) > vocab_size or token >= len(q) or not q[token] > 0.0:
+            return f"draft token {token} was not drawn from its distribution"
+        if q.min() < 0.0 or not abs(q.sum() - 1.0) < 1e-6:
+            return "a distribution of a draft does not sum to 1"
+    return ""
 
 
 class Drafters:
@@ -170,6 +197,10 @@ class Drafters:
     def clear(self) -> None:
         for drafter in self.members:
             drafter.clear()
+
+    def close(self) -> None:
+        for drafter in self.members:
+            drafter.close()
 
 
 def cut_after_end(draft: Draft, ends_with: Callable[[int], bool]) -> Draft:
