@@ -16,16 +16,20 @@ import signal
 import sys
 import time
 
-from benchmarks import engines, kernels, memory, overhead, quality, shapes, steps
+from benchmarks import drafters, engines, kernels, memory, overhead, quality, shapes, steps
 from benchmarks.peers import Peers
 from benchmarks.results import FOLDER, Aim, Result, Store, say, table
 from wager import LLM
 from wager.bench.machine import machine, versions
 
-PARTS = ("steps", "overhead", "engines", "quality", "memory", "shapes")
+PARTS = ("steps", "overhead", "engines", "quality", "memory", "shapes", "drafters")
 THREADS = 2
 QUIET = 0.7
-PEER_VERSIONS = {"vllm": "vLLM 0.32.0 CPU", "llama": "llama.cpp b11434"}
+PEER_VERSIONS = {
+    "vllm": "vLLM 0.32.0 CPU",
+    "suffix": "arctic-inference 0.1.1",
+    "llama": "llama.cpp b11434",
+}
 
 
 def main() -> None:
@@ -80,6 +84,9 @@ def run(store: Store, parts: list[str]) -> str:
     if "shapes" in parts:
         found = store.get("shapes", shapes.measure)
         add(shapes.report(found), shapes.aims(found))
+    if "drafters" in parts:
+        found = store.get("drafters", lambda: drafters.measure(peers))
+        add(drafters.report(found), drafters.aims(found))
     sections.append("Aims:\n\n" + table(["what", "aim", "found", "met"], [a.row for a in aims]))
     return "\n\n".join(sections)
 
