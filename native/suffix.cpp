@@ -91,6 +91,21 @@ void CountedTexts::follow(int32_t state, int32_t budget, double min_probability,
     }
 }
 
+Continuation CountedTexts::longest(const Place& place, int32_t shortest, int32_t limit) const {
+    Continuation found;
+    int32_t match = place.length;
+    int32_t s = place.state;
+    // A context at the very end of a text may have nothing behind it; its suffixes may.
+    while (s != ROOT && automaton_.note(s).next == NONE) {
+        s = automaton_.link(s);
+        match = automaton_.length(s);
+    }
+    if (s == ROOT || match < shortest) return found;
+    follow(s, limit, 0.0, found);
+    found.match = match;
+    return found;
+}
+
 void PastAnswers::add(const std::vector<int32_t>& answer, const SuffixOptions& options,
                       int64_t stamp) {
     stamp_ = stamp;
@@ -118,6 +133,19 @@ void PastAnswers::propose(Places& places, const std::vector<int32_t>& text, int3
     young_->propose(places.young, limit, options, best);
     if (old_) old_->propose(places.old, limit, options, best);
     if (best.score > before) best.past = true;
+}
+
+Continuation PastAnswers::longest(const std::vector<int32_t>& end, int32_t shortest,
+                                  int32_t limit) const {
+    const auto in = [&](const CountedTexts& texts) {
+        CountedTexts::Place place;
+        for (const int32_t token : end) texts.move(place, token);
+        return texts.longest(place, shortest, limit);
+    };
+    Continuation young = in(*young_);
+    if (!old_) return young;
+    Continuation old = in(*old_);
+    return old.match > young.match ? old : young;
 }
 
 void SuffixTable::start(int64_t request, const std::vector<int32_t>& prompt,
@@ -159,6 +187,14 @@ Continuation SuffixTable::propose(int64_t request, int32_t length, int32_t limit
     const auto past = past_.find(one.tenant);
     if (past != past_.end()) past->second.propose(one.places, one.tokens, limit, options_, best);
     return best;
+}
+
+Continuation SuffixTable::look_up(const std::vector<int32_t>& end, const std::string& tenant,
+                                  int32_t shortest, int32_t limit) const {
+    if (shortest < 1 || limit < 0)
+        throw std::invalid_argument("shortest must be at least 1, limit at least 0");
+    const auto past = past_.find(tenant);
+    return past == past_.end() ? Continuation{} : past->second.longest(end, shortest, limit);
 }
 
 void SuffixTable::release(int64_t request) {

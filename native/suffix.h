@@ -66,6 +66,10 @@ class CountedTexts {
     void propose(const Place& place, int32_t limit, const SuffixOptions& options,
                  Continuation& best) const;
 
+    // What most often followed the longest of the place's contexts that has `shortest` tokens or
+    // more and that something followed.
+    Continuation longest(const Place& place, int32_t shortest, int32_t limit) const;
+
     std::size_t bytes() const { return automaton_.bytes(); }
     int32_t tokens() const { return automaton_.tokens(); }
 
@@ -97,6 +101,9 @@ class PastAnswers {
     // As CountedTexts::propose, behind the whole text; `places` is kept for the next time.
     void propose(Places& places, const std::vector<int32_t>& text, int32_t limit,
                  const SuffixOptions& options, Continuation& best) const;
+
+    // As CountedTexts::longest, behind `end`; of equally long contexts that of the younger answers.
+    Continuation longest(const std::vector<int32_t>& end, int32_t shortest, int32_t limit) const;
 
     std::size_t bytes() const { return young_->bytes() + (old_ ? old_->bytes() : 0); }
     int64_t tokens() const { return young_->tokens() + int64_t(old_ ? old_->tokens() : 0); }
@@ -131,6 +138,11 @@ class SuffixTable {
 
     // Forgets a request; its answer is kept for later ones of its tenant.
     void release(int64_t request);
+
+    // What most often followed the longest end of a text (of at least `shortest` >= 1 tokens) that
+    // occurs among the tenant's past answers. Throws std::invalid_argument.
+    Continuation look_up(const std::vector<int32_t>& end, const std::string& tenant,
+                         int32_t shortest, int32_t limit) const;
 
     // Keeps an answer that no request of this table gave.
     void learn(const std::vector<int32_t>& answer, const std::string& tenant);

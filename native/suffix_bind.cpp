@@ -33,6 +33,12 @@ nb::list propose(SuffixTable& table, const std::vector<int64_t>& requests,
     return drafts;
 }
 
+nb::tuple look_up(const SuffixTable& table, const std::vector<int32_t>& end,
+                  const std::string& tenant, int32_t shortest, int32_t limit) {
+    const Continuation found = table.look_up(end, tenant, shortest, limit);
+    return nb::make_tuple(as_tuple(found.tokens), found.tokens.empty() ? 0 : found.match);
+}
+
 }  // namespace
 }  // namespace wager
 
@@ -47,6 +53,8 @@ void bind_suffix(nb::module_& m) {
         .def("observe", &SuffixTable::observe, nb::arg("request"), nb::arg("tokens"))
         .def("propose", &wager::propose, nb::arg("requests"), nb::arg("lengths"),
              nb::arg("limits"))
+        .def("look_up", &wager::look_up, nb::arg("end"), nb::arg("tenant"), nb::arg("shortest"),
+             nb::arg("limit"))
         .def("release", &SuffixTable::release, nb::arg("request"))
         .def("learn", &SuffixTable::learn, nb::arg("answer"), nb::arg("tenant"))
         .def("clear", &SuffixTable::clear)

@@ -42,6 +42,9 @@ class _Remembering:
     def clear(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         self.calls += 1
         for query in queries:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
-from wager.drafters.ngram import NgramOptions
+from wager.drafters.ngram import LookupOptions
 from wager.ops.base import I32
 from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft
@@ -218,11 +218,11 @@ class BatchedNgramDrafter:
     Observing costs O(1) per token, proposing O(context) per request; memory is the token ids.
     """
 
-    Options = NgramOptions
+    Options = LookupOptions
     needs = DrafterNeeds()
 
     def __init__(self, config: MethodConfig, vocab_size: int) -> None:
-        options: NgramOptions = config.options
+        options: LookupOptions = config.options
         self._rule = (*options.bounds, options.match == "recent", options.cyclic)
         self._lookup = lookup_form()
         self._texts = TokenRows()
@@ -263,3 +263,6 @@ class BatchedNgramDrafter:
     def clear(self) -> None:
         """Forget all requests; nothing is learnt across them."""
         self._texts.clear()
+
+    def close(self) -> None:
+        """Nothing lasts."""

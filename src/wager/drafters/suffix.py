@@ -17,12 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wager.checks import real, whole
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
+from wager.drafters.memory_options import KEY, MemoryOptions
+from wager.errors import ConfigError
 from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, Draft
+
+if TYPE_CHECKING:
+    from wager.drafters.remember import LiveMemory
 
 SOURCE: Final = "suffix"
 PAST_SOURCE: Final = "suffix (past answers)"
@@ -31,7 +36,7 @@ MAX_REQUESTS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixOptions:
+class SuffixOptions(MemoryOptions):
     """Keys of ``suffix``. ``suffix_decoding_max_cached_requests`` 0 keeps no past answers.
 
     ``suffix_decoding_max_bytes``, wager's own, bounds the memory of past answers.
@@ -53,6 +58,10 @@ class SuffixOptions:
         for name in ("max_spec_factor", "max_spec_offset"):
             real(f"{stem}{name}", getattr(self, f"{stem}{name}"), 0.0, 1e6)
         real(f"{stem}min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
+        MemoryOptions.__post_init__(self)
+        for name in ("max_cached_requests", "max_bytes"):
+            if self.draft_memory is not None and not getattr(self, f"{stem}{name}"):
+                raise ConfigError(f"{KEY}: {stem}{name} 0 keeps no past answers; leave out either")
 
     def describe(self) -> str:
         """The values in effect, for people."""
@@ -63,7 +72,8 @@ class SuffixOptions:
         ]
         kept = self.suffix_decoding_max_cached_requests
         parts.append(f"{kept} past answers" if kept else "no past answers")
-        return ", ".join(parts)
+        parts.append(self.described())
+        return ", ".join(filter(None, parts))
 
 
 def index_class() -> Any:
@@ -87,6 +97,11 @@ class SuffixDrafter:
 
     def __init__(self, config: MethodConfig, vocab_size: int) -> None:
         options: SuffixOptions = config.options
+        self._options = options
+        self._vocab_size = vocab_size
+        self._memory: LiveMemory | None = None
+        if options.draft_memory is not None:
+            self.needs = DrafterNeeds(host=True)
         self._index = index_class()(
             options.suffix_decoding_max_tree_depth,
             options.suffix_decoding_max_cached_requests,
@@ -97,7 +112,17 @@ class SuffixDrafter:
         )
 
     def attach(self, host: DraftHost) -> None:
-        """Token ids are all it needs."""
+        """Load the draft memory. Raises ConfigError where its file could not even be made."""
+        from wager.drafters.remember import LiveMemory
+
+        self._memory = LiveMemory(self._options, host, self._vocab_size)
+        self._load(self._memory)
+
+    def _load(self, memory: LiveMemory) -> None:
+        half = (self._options.suffix_decoding_max_cached_requests + 1) // 2
+        # One more, and the index would drop the older half.
+        for tenant, answer in memory.load(2 * half - 1):
+            self._index.learn(answer, tenant)
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One draft per query; ``match_length`` is the length of its context.
@@ -114,16 +139,32 @@ class SuffixDrafter:
 
     def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
         """Index the prompt; only answers of this tenant will be looked at."""
+        if self._memory is not None:
+            tenant = self._memory.start(request, tenant)
         self._index.start(request, prompt, tenant)
 
     def observe(self, request: int, tokens: Sequence[int]) -> None:
         """Append a commit. Raises ValueError on a negative id."""
         self._index.observe(request, tokens)
+        if self._memory is not None:
+            self._memory.observe(request, tokens)
 
     def release(self, request: int) -> None:
         """Forget a request and keep its answer."""
         self._index.release(request)
+        if self._memory is not None:
+            self._memory.release(request)
 
     def clear(self) -> None:
-        """Forget all requests and all past answers."""
+        """Forget all requests, and all past answers but those that the draft memory holds."""
+        if self._memory is not None and self._memory.fresh:
+            return
         self._index.clear()
+        if self._memory is not None:
+            self._memory.clear()
+            self._load(self._memory)
+
+    def close(self) -> None:
+        """Write the draft memory."""
+        if self._memory is not None:
+            self._memory.close()

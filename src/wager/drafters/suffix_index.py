@@ -87,6 +87,15 @@ class CountedTexts:
                 best = Continuation(tokens, length, score)
         return best
 
+    def longest(self, text: tuple[int, ...], shortest: int, limit: int) -> Continuation:
+        """What most often followed the longest context of at least ``shortest`` tokens."""
+        for length in range(min(len(text), self.depth - 1), shortest - 1, -1):
+            context = text[len(text) - length :]
+            if context in self.counts:
+                tokens, score = self._follow(context, limit, 0.0)
+                return Continuation(tokens, length, score)
+        return Continuation()
+
     def _follow(
         self, context: tuple[int, ...], budget: int, min_probability: float
     ) -> tuple[tuple[int, ...], float]:
@@ -125,6 +134,11 @@ class PastAnswers:
         if self.in_young >= half or self.young.bytes >= options.max_bytes // 2:
             self.old, self.young = self.young, CountedTexts(self.depth)
             self.in_old, self.in_young = self.in_young, 0
+
+    def longest(self, text: tuple[int, ...], shortest: int, limit: int) -> Continuation:
+        """As `CountedTexts.longest`; of equally long contexts that of the younger answers."""
+        young, old = (texts.longest(text, shortest, limit) for texts in (self.young, self.old))
+        return old if old.match > young.match else young
 
     def drop_older(self) -> None:
         self.old, self.in_old = CountedTexts(self.depth), 0
@@ -231,6 +245,18 @@ class SuffixIndex:
                 self._past[oldest].drop_older()
             else:
                 del self._past[oldest]
+
+    def look_up(
+        self, end: Sequence[int], tenant: str, shortest: int, limit: int
+    ) -> tuple[tuple[int, ...], int]:
+        """(what most often followed among the tenant's past answers, length of the context): of the
+        ends of a text with ``shortest`` tokens (at least 1) or more, the longest that occurs there.
+        ((), 0) where there is none. Raises ValueError."""
+        if shortest < 1 or limit < 0:
+            raise ValueError("shortest must be at least 1, limit at least 0")
+        past = self._past.get(tenant)
+        found = Continuation() if past is None else past.longest(tuple(end), shortest, limit)
+        return (found.tokens, found.match) if found.tokens else ((), 0)
 
     def clear(self) -> None:
         """Forget everything."""

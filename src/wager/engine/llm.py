@@ -68,7 +68,8 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the op set's threads. The object must not be used afterwards."""
+        """Write what is to last, and stop the threads. The object must not be used afterwards."""
+        self.engine.close()
         self.engine.costs.save(self._costs_path)
         self.model.ops.close()
 

@@ -64,6 +64,9 @@ class NgramSimple:
         """Forget all requests."""
         self._texts.clear()
 
+    def close(self) -> None:
+        """Nothing lasts."""
+
     def _draft(self, text: _Text) -> Draft:
         n, tokens = self._n, text.tokens
         history = len(tokens) - 1
