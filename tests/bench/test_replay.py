@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -13,15 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from tests.recipes import recipe
 from wager.arms import arm_of, parse_arms
 from wager.bench.estimate import StepTable, step_table
 from wager.bench.logs.records import NOTES, BadLine, Recorded
-from wager.bench.replay.report import Asked, notes, to_json
+from wager.bench.replay.report import Asked, notes, show, to_json
 from wager.bench.replay.rules import RULES
 from wager.bench.replay.run import MAX_REASONS, OTHER, replay_one, replayed
-from wager.bench.replay.tally import Tally
+from wager.bench.replay.tally import Tally, Trace
 from wager.bench.replay.tokens import Tokens, Vocabulary, open_vocabulary
 from wager.bench.statistics import paired_ratio
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
@@ -61,6 +63,9 @@ class Scripted:
     def clear(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def run(
     drafts: Sequence[Sequence[int]], answer: list[int], k: int, engine: str = "own", **more: Any
@@ -68,8 +73,10 @@ def run(
     script = Scripted(drafts)
     options: dict[str, Any] = {"ended": False, "room": len(answer), "ends": frozenset()} | more
     tokens = Tokens(prompt=[1, 2], answer=answer, **options)
-    counts, tried = replay_one(Drafters([GuardedDrafter(script, 1000)]), 5, tokens, k, RULES[engine])
-    return counts, tried, script
+    drafter = Drafters([GuardedDrafter(script, 1000)])
+    trace = replay_one(drafter, 5, tokens, k, RULES[engine])
+    assert sum(own.drafted for own in trace.by_source.values()) == trace.counts.drafted
+    return trace.counts, trace.tried_at, script
 
 
 def test_a_trace_of_six_steps_by_hand() -> None:
@@ -136,7 +143,7 @@ def test_one_token_and_plain_decoding() -> None:
     assert (counts.steps, counts.drafted) == (1, 0)
     assert script.told == [[1, 2], [5]]
     tokens = Tokens([1], [5, 6, 7], False, 3, frozenset())
-    assert replay_one(None, 1, tokens, 0, RULES["own"]) == (DraftCounts(steps=3, committed=3), [])
+    assert replay_one(None, 1, tokens, 0, RULES["own"]) == Trace(DraftCounts(steps=3, committed=3))
 
 
 @pytest.fixture
@@ -171,7 +178,7 @@ def counted(*steps: tuple[int, int, int]) -> DraftCounts:
 def test_conditional_acceptance_counts_only_what_was_tried() -> None:
     tally = Tally()
     # Drafts of 1, 3 and 3 tokens: the short one says nothing about position 2.
-    tally.add(counted((1, 1, 2), (3, 1, 2), (3, 3, 4)), [3, 2, 1])
+    tally.add(Trace(counted((1, 1, 2), (3, 1, 2), (3, 3, 4)), [3, 2, 1]))
     assert tally.counts.acceptance_by_position_unconditional == pytest.approx([1, 1 / 3, 1 / 3])
     assert tally.conditional == [1.0, 0.5, 1.0]
     assert tally.draft_lengths == {1: 1 / 3, 3: 2 / 3}
@@ -183,12 +190,15 @@ def test_groups_add_up() -> None:
     parts, whole = [Tally(), Tally()], Tally()
     for index in range(8):
         counts = counted(*[(2, index % 3, index % 3 + 1)] * (index + 1))
-        parts[index % 2].add(counts, [index + 1, 1])
-        whole.add(counts, [index + 1, 1])
+        trace = Trace(counts, [index + 1, 1], {f"source {index % 4}": counts})
+        parts[index % 2].add(trace)
+        whole.add(trace)
     merged = Tally()
     for part in parts:
         merged.merge(part)
     assert (merged.counts, merged.tried_at) == (whole.counts, whole.tried_at)
+    assert merged.by_source == whole.by_source
+    assert len(whole.by_source) == 4
     assert merged.tokens_per_step.value == whole.tokens_per_step.value
     assert merged.tokens_per_step.low == pytest.approx(whole.tokens_per_step.low)
     assert merged.mean_of_requests == pytest.approx(whole.mean_of_requests)
@@ -200,7 +210,7 @@ def test_the_interval_is_that_of_the_bootstrap() -> None:
     for _ in range(300):
         n = rng.randint(5, 60)
         gain = rng.choice([1, 1, 2, 4])
-        tally.add(counted(*[(4, gain - 1, gain)] * n), [0] * 4)
+        tally.add(Trace(counted(*[(4, gain - 1, gain)] * n), [0] * 4))
         committed.append(1.0 + n * gain)
         steps.append(1.0 + n)
     ours, bootstrap = tally.tokens_per_step, paired_ratio(committed, steps)
@@ -216,14 +226,14 @@ def test_nothing_and_little_have_no_interval() -> None:
     assert tally.mean_of_requests is None
     assert tally.speed_up(step_table("plain=5"), 1) is None
     for _ in range(4):
-        tally.add(counted((2, 1, 2)), [1, 1])
+        tally.add(Trace(counted((2, 1, 2)), [1, 1]))
     assert tally.tokens_per_step.low is None
 
 
 def test_expected_speed_up_by_hand() -> None:
     tally = Tally()
     # Half the decode steps draft 2 tokens and get 1 of them; half draft none.
-    tally.add(counted((2, 1, 2), (0, 0, 1)), [1, 1])
+    tally.add(Trace(counted((2, 1, 2), (0, 0, 1)), [1, 1]))
     steps = StepTable({1: 10.0, 3: 14.0, 6: 30.0}, "given")
     alone = tally.speed_up(steps, 1)
     assert alone is not None
@@ -283,6 +293,47 @@ def test_groups_bad_entries_and_notes(vocabulary: Vocabulary) -> None:
     assert f"1 {NOTES['reasoning']}" in said
 
 
+def test_a_suffix_drafter_learns_from_answer_to_answer_unless_it_is_to_be_cold(
+    vocabulary: Vocabulary,
+) -> None:
+    rng = random.Random(3)
+    answer = tuple(rng.randrange(3, 200) for _ in range(40))
+    entries = [
+        text("", "", prompt_ids=(3 + number, 4), answer_ids=answer, group=str(number))
+        for number in range(3)
+    ]
+    found = {}
+    for cold in (False, True):
+        replay = replayed(parse_arms("suffix:k=8"), vocabulary, cold=cold)
+        replay.run(entries)
+        found[cold] = replay.arms[0].groups
+    assert found[True]["0"].counts == found[False]["0"].counts
+    # Nothing in the answer repeats; what repeats is the answer.
+    assert [g.counts.accepted > 20 for g in found[False].values()] == [False, True, True]
+    assert not any(g.counts.accepted > 20 for g in found[True].values())
+    assert set(found[False]["2"].by_source) == {"suffix (past answers)"}
+
+
+def test_figures_by_source_where_several_spoke(vocabulary: Vocabulary) -> None:
+    replay = replayed(parse_arms("suffix+ngram:k=4,min=1,max=3,ngram:k=4"), vocabulary)
+    replay.run(random_entries())
+    both, alone = replay.arms
+    total = both.total
+    assert set(total.by_source) == {"suffix", "suffix (past answers)", "ngram"}
+    assert sum(own.drafted for own in total.by_source.values()) == total.counts.drafted
+    assert sum(own.accepted for own in total.by_source.values()) == total.counts.accepted
+    found = json.loads(to_json(replay, Asked("log", "tiny")))
+    told = found["arms"][0]["total"]["by_source"]["ngram"]
+    assert told["accepted"] == total.by_source["ngram"].accepted
+    assert set(found["arms"][1]["total"]["by_source"]) <= {"ngram"}
+    out = io.StringIO()
+    show(Console(file=out, width=1000), replay, Asked("log", "tiny"))
+    printed = out.getvalue()
+    assert "  suffix (past answers)" in printed
+    assert printed.count("\n  ngram ") == 1
+    assert both.settings.describe() != alone.settings.describe()
+
+
 def test_limit_and_nothing_to_replay(vocabulary: Vocabulary) -> None:
     replay = replayed(parse_arms("ngram:k=4"), vocabulary)
     replay.run((text("a", "b") for _ in itertools.count()), limit=3)
@@ -319,10 +370,13 @@ def test_json_is_strict_where_nothing_is_known(vocabulary: Vocabulary) -> None:
 def test_both_forms_of_the_index_give_the_same(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wager.drafters import ngram, ngram_index
+    from wager.drafters import ngram, ngram_index, suffix, suffix_index
 
     entries = random_entries()
-    arms = parse_arms("ngram:k=4,min=1,max=3,ngram:k=8,min=2,max=5,match=earliest,cyclic=false")
+    arms = parse_arms(
+        "ngram:k=4,min=1,max=3,ngram:k=8,min=2,max=5,match=earliest,cyclic=false,"
+        "suffix+ngram:k=6,min=1,max=2"
+    )
 
     def counts() -> list[DraftCounts]:
         replay = replayed(arms, vocabulary)
@@ -332,6 +386,7 @@ def test_both_forms_of_the_index_give_the_same(
     here = counts()
     assert all(0 < c.accepted < c.drafted for c in here)
     monkeypatch.setattr(ngram, "index_class", lambda: ngram_index.NgramIndex)
+    monkeypatch.setattr(suffix, "index_class", lambda: suffix_index.SuffixIndex)
     assert counts() == here
 
 
@@ -355,7 +410,8 @@ def test_counts_are_consistent(prompt: list[int], answer: list[int], k: int, end
     drafter = Drafters.create(config, 100)
     room = None if ended else len(answer)
     tokens = Tokens(prompt, answer, ended, room, frozenset({2}))
-    counts, tried = replay_one(drafter, 1, tokens, k, RULES["own"])
+    trace = replay_one(drafter, 1, tokens, k, RULES["own"])
+    counts, tried = trace.counts, trace.tried_at
     assert drafter.failures == 0
     assert counts.committed == len(answer)
     assert counts.accepted == sum(counts.accepted_at) <= counts.drafted == sum(counts.drafted_at)
@@ -366,7 +422,7 @@ def test_counts_are_consistent(prompt: list[int], answer: list[int], k: int, end
     bonus_missing = ended and counts.committed_drafted < counts.accepted + counts.drafted_steps
     assert counts.committed_drafted + bonus_missing == counts.accepted + counts.drafted_steps
     tally = Tally()
-    tally.add(counts, tried)
+    tally.add(trace)
     assert math.isclose(sum(tally.draft_lengths.values()), float(counts.steps > 1))
 
 

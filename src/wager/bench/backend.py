@@ -15,6 +15,7 @@ from wager.arms import Arm
 from wager.backend import Answer, Counters, Load, Prompt, SourceCounts, Started
 from wager.bench.results import STEP_CONTEXT, STEP_ROWS
 from wager.bench.statistics import median
+from wager.drafters import memory_options
 from wager.errors import ConfigError, RequestError
 from wager.speculation import SpeculationConfig
 from wager.types import RequestOutput
@@ -206,7 +207,13 @@ def check_arm(arm: Arm) -> str:
 
 
 def _config(arm: Arm) -> SpeculationConfig | None:
-    return None if arm.speculation is None else SpeculationConfig.parse(arm.speculation.config())
+    if arm.speculation is None:
+        return None
+    config = arm.speculation.config()
+    if memory_options.KEY in config:
+        # One that grew would hold the answers to the prompts that come again in the next round.
+        config[memory_options.READ_ONLY] = True
+    return SpeculationConfig.parse(config)
 
 
 def _collect(output: RequestOutput, flying: dict[str, _Open], now: float) -> Answer | None:

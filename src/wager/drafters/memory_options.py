@@ -10,6 +10,7 @@ from wager.errors import ConfigError
 from wager.memory import parse_size
 
 KEY: Final = "draft_memory"
+READ_ONLY: Final = "draft_memory_read_only"
 MIN_BYTES: Final = 1 << 12
 MAX_BYTES: Final = 1 << 32
 
@@ -31,7 +32,7 @@ class MemoryOptions:
         name, size = self.draft_memory, self.draft_memory_size
         if name is not None and (not isinstance(name, str) or not name or "\0" in name):
             raise ConfigError(f"{KEY}: must be the name of a file, got {name!r}")
-        flag("draft_memory_read_only", self.draft_memory_read_only)
+        flag(READ_ONLY, self.draft_memory_read_only)
         if isinstance(size, str):
             size = parse_size(size, "draft_memory_size")
         if size is not None:
@@ -40,7 +41,7 @@ class MemoryOptions:
         if name is not None and size is not None and self.draft_memory_read_only:
             raise ConfigError("draft_memory_size: bounds what is written, and nothing is")
         if name is None and (size is not None or self.draft_memory_read_only):
-            key = "draft_memory_read_only" if size is None else "draft_memory_size"
+            key = READ_ONLY if size is None else "draft_memory_size"
             raise ConfigError(f"{key}: is about a {KEY}, and none is named")
 
     @property
