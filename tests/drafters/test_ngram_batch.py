@@ -15,7 +15,8 @@ from wager.drafters import ngram_batch
 from wager.drafters.base import DraftQuery
 from wager.drafters.ngram import NgramDrafter, index_class
 from wager.drafters.ngram_batch import BatchedNgramDrafter, Lookup, TokenRows, lookup, lookup_form
-from wager.speculation import MethodConfig, SpeculationConfig
+from wager.errors import ConfigError
+from wager.speculation import SpeculationConfig
 from wager.types import NO_DRAFT
 
 FORMS = [lookup] if lookup_form() is lookup else [lookup, lookup_form()]
@@ -264,6 +265,10 @@ def test_rows_are_used_again_and_memory_follows_what_runs() -> None:
 
 
 def test_options_are_those_of_ngram() -> None:
-    assert BatchedNgramDrafter.Options is NgramDrafter.Options
-    config = MethodConfig("ngram_gpu", 8, BatchedNgramDrafter.Options(2, 3, "earliest", False))
-    assert config.describe() == "lookup 2 to 3, earliest match, not cyclic"
+    """A config of one lookup is one of the other's; what is kept between runs is ngram's alone."""
+    values = {"prompt_lookup_min": 2, "prompt_lookup_max": 3, "match": "earliest", "cyclic": False}
+    made = [SpeculationConfig.of(name, 8, **values).methods[0] for name in ("ngram_gpu", "ngram")]
+    assert made[0].describe() == made[1].describe() == "lookup 2 to 3, earliest match, not cyclic"
+    for key, value in (("match", "any"), ("cyclic", 1), ("prompt_lookup_min", 0)):
+        with pytest.raises(ConfigError, match=f"^{key}: "):
+            SpeculationConfig.of("ngram_gpu", 8, **{key: value})
