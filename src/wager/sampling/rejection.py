@@ -66,8 +66,13 @@ def draw(weights: F64, uniform: float) -> int:
 
 
 def uniform(state: SequenceState, purpose: int, ahead: int = 0) -> float:
-    """A number from (0, 1), a function of seed, choice, purpose and position."""
-    counter = np.array([[0, state.position + ahead, state.choice, purpose]], np.uint32)
+    """A number from (0, 1), a function of seed, choice, purpose, position and ``ahead``.
+
+    ``ahead`` is how far the token lies behind the committed ones. No two steps have both in common,
+    so that a draw whose outcome counted already is never used again, when a position is drafted a
+    second time.
+    """
+    counter = np.array([[ahead, state.position + ahead, state.choice, purpose]], np.uint32)
     seed = state.selection.seed
     word = int(philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))[0, 0])
     return (word + 0.5) / 2.0**32
@@ -98,15 +103,17 @@ def reject_block(rows: F32, draft: Draft, state: SequenceState, ops: OpSet) -> V
     _check(rows, draft)
     count, width = len(draft.tokens), rows.shape[1]
     ratio, ratios, accepted = 1.0, [1.0], 0
+    p, q = distribution(rows[0], state), _drafted(draft, 0, width)
     for index, token in enumerate(draft.tokens):
-        ahead = draft.tokens[:index]
-        p, q = distribution(rows[index], state, ahead), _drafted(draft, index, width)
-        ratio = min(ratio * p[token] / q[token], 1.0)
+        ratio = min(ratio * float(p[token] / q[token]), 1.0)
+        if ratio == 0.0:
+            break
         ratios.append(ratio)
         likely = ratio
         if index + 1 < count:
             p = distribution(rows[index + 1], state, draft.tokens[: index + 1])
-            rest = np.maximum(ratio * p - _drafted(draft, index + 1, width), 0.0).sum()
+            q = _drafted(draft, index + 1, width)
+            rest = float(np.maximum(ratio * p - q, 0.0).sum())
             likely = rest / (rest + 1.0 - ratio) if rest > 0.0 else 0.0
         if uniform(state, ACCEPT, index) < likely:
             accepted = index + 1
