@@ -28,24 +28,35 @@ from wager.ops.base import F32, SelectParams
 TARGET: Final = 0
 """Purpose of the noise: picking the target's token."""
 
-_LOW32: Final = np.uint64(0xFFFFFFFF)
+_LOW32: Final = 0xFFFFFFFF
 _LARGEST_INVERSE: Final = 3e38
 
 
 def philox(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
     """Philox4x32-10 of many counters, uint32 [n, 4] -> [n, 4]."""
-    c = [counter[:, i].astype(np.uint64) for i in range(4)]
+    words = _rounds(*(counter[:, i].astype(np.uint64) for i in range(4)), key=key)
+    return np.stack(words, axis=1).astype(np.uint32)
+
+
+def philox_word(counter: tuple[int, int, int, int], key: tuple[int, int]) -> int:
+    """The first word of one counter, 32 bits each."""
+    return int(_rounds(*counter, key=key)[0])
+
+
+def _rounds(c0: Any, c1: Any, c2: Any, c3: Any, key: tuple[int, int]) -> tuple[Any, ...]:
+    """On whole numbers, or on uint64 arrays."""
     key0, key1 = key
     for _ in range(10):
-        product0, product1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [
-            (product1 >> np.uint64(32)) ^ c[1] ^ np.uint64(key0),
-            product1 & _LOW32,
-            (product0 >> np.uint64(32)) ^ c[3] ^ np.uint64(key1),
-            product0 & _LOW32,
-        ]
-        key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack(c, axis=1).astype(np.uint32)
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (product1 >> 32) ^ c1 ^ key0, product1 & _LOW32
+        c2, c3 = (product0 >> 32) ^ c3 ^ key1, product0 & _LOW32
+        key0, key1 = (key0 + 0x9E3779B9) & _LOW32, (key1 + 0xBB67AE85) & _LOW32
+    return c0, c1, c2, c3
+
+
+def key_of(seed: int) -> tuple[int, int]:
+    """The key of a seed from [0, 2**64): its low and its high 32 bits."""
+    return seed & _LOW32, seed >> 32 & _LOW32
 
 
 def gumbel_noise(
@@ -55,7 +66,7 @@ def gumbel_noise(
     counter = np.empty((len(ids), 4), np.uint32)
     counter[:, 0] = ids // 4
     counter[:, 1:] = (position, choice, purpose)
-    words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
+    words = philox(counter, key_of(seed))
     chosen = words[np.arange(len(ids)), ids % 4].astype(np.float64)
     # -log(u) as -log1p(u - 1): exact near 1, where the largest noise comes from.
     rest = (2.0**32 - 0.5 - chosen) * 2.0**-32

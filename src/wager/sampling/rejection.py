@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.ops.base import F32, OpSet
-from wager.ops.sampling import philox, survivors
+from wager.ops.sampling import key_of, philox_word, survivors
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import Verdict, verify
 from wager.types import Draft
@@ -72,10 +72,8 @@ def uniform(state: SequenceState, purpose: int, ahead: int = 0) -> float:
     so that a draw whose outcome counted already is never used again, when a position is drafted a
     second time.
     """
-    counter = np.array([[ahead, state.position + ahead, state.choice, purpose]], np.uint32)
-    seed = state.selection.seed
-    word = int(philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))[0, 0])
-    return (word + 0.5) / 2.0**32
+    counter = (ahead, state.position + ahead, state.choice, purpose)
+    return (philox_word(counter, key_of(state.selection.seed)) + 0.5) / 2.0**32
 
 
 def reject(rows: F32, draft: Draft, state: SequenceState, ops: OpSet) -> Verdict:
