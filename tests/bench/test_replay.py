@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import math
@@ -14,13 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from tests.recipes import recipe
 from wager.arms import arm_of, parse_arms
 from wager.bench.estimate import StepTable, step_table
 from wager.bench.logs.records import NOTES, BadLine, Recorded
-from wager.bench.replay.report import Asked, notes, show, to_json
+from wager.bench.replay.report import Asked, notes, to_json
 from wager.bench.replay.rules import RULES
 from wager.bench.replay.run import MAX_REASONS, OTHER, replay_one, replayed
 from wager.bench.replay.tally import Tally, Trace
@@ -291,47 +289,6 @@ def test_groups_bad_entries_and_notes(vocabulary: Vocabulary) -> None:
     said = "\n".join(notes(replay, Asked("log", "tiny")))
     assert "LEFT OUT: 2 lines (2, 9): is not JSON" in said
     assert f"1 {NOTES['reasoning']}" in said
-
-
-def test_a_suffix_drafter_learns_from_answer_to_answer_unless_it_is_to_be_cold(
-    vocabulary: Vocabulary,
-) -> None:
-    rng = random.Random(3)
-    answer = tuple(rng.randrange(3, 200) for _ in range(40))
-    entries = [
-        text("", "", prompt_ids=(3 + number, 4), answer_ids=answer, group=str(number))
-        for number in range(3)
-    ]
-    found = {}
-    for cold in (False, True):
-        replay = replayed(parse_arms("suffix:k=8"), vocabulary, cold=cold)
-        replay.run(entries)
-        found[cold] = replay.arms[0].groups
-    assert found[True]["0"].counts == found[False]["0"].counts
-    # Nothing in the answer repeats; what repeats is the answer.
-    assert [g.counts.accepted > 20 for g in found[False].values()] == [False, True, True]
-    assert not any(g.counts.accepted > 20 for g in found[True].values())
-    assert set(found[False]["2"].by_source) == {"suffix (past answers)"}
-
-
-def test_figures_by_source_where_several_spoke(vocabulary: Vocabulary) -> None:
-    replay = replayed(parse_arms("suffix+ngram:k=4,min=1,max=3,ngram:k=4"), vocabulary)
-    replay.run(random_entries())
-    both, alone = replay.arms
-    total = both.total
-    assert set(total.by_source) == {"suffix", "suffix (past answers)", "ngram"}
-    assert sum(own.drafted for own in total.by_source.values()) == total.counts.drafted
-    assert sum(own.accepted for own in total.by_source.values()) == total.counts.accepted
-    found = json.loads(to_json(replay, Asked("log", "tiny")))
-    told = found["arms"][0]["total"]["by_source"]["ngram"]
-    assert told["accepted"] == total.by_source["ngram"].accepted
-    assert set(found["arms"][1]["total"]["by_source"]) <= {"ngram"}
-    out = io.StringIO()
-    show(Console(file=out, width=1000), replay, Asked("log", "tiny"))
-    printed = out.getvalue()
-    assert "  suffix (past answers)" in printed
-    assert printed.count("\n  ngram ") == 1
-    assert both.settings.describe() != alone.settings.describe()
 
 
 def test_limit_and_nothing_to_replay(vocabulary: Vocabulary) -> None:

@@ -34,6 +34,11 @@ def test_arms_are_settings_of_the_engine() -> None:
     (arm,) = parse_arms("ngram:k=4,min=2,max=5,match=earliest,cyclic=false")
     assert settings(arm).config == config(2, 5, "earliest", False)
     assert settings(Arm("plain")).config is None
+    (both,) = parse_arms("suffix+ngram:k=4,min=2,max=3,suffix_decoding_min_token_prob=0.5")
+    found = settings(both).config
+    assert found is not None
+    assert [one.method for one in found.methods] == ["suffix", "ngram"]
+    assert "probability at least 0.5" in str(settings(both).describe())
 
 
 @pytest.mark.parametrize(
@@ -127,12 +132,19 @@ def test_the_arms_taken_by_default_can_draft(vocabulary: Vocabulary, engine: str
         ("own", "draft_model:k=4", "with a model"),
         ("own", "eagle3:k=4", "with a model"),
         ("own", "draft-simple:k=4", "with a model"),
+        ("own", "suffix+draft_model:k=4,model=self,quantization=int8", "with a model"),
+        ("own", "suffix+ngram-mod:k=4", "--engine llamacpp"),
+        ("own", "suffix+ngram:k=4,model=D", "unknown key 'model' for suffix and ngram"),
         ("own", "ngram-mod:k=4", "--engine llamacpp"),
         ("own", "guess:k=4", "not a drafting method"),
         ("own", "ngram", "num_speculative_tokens"),
         ("own", "ngram:k=4,size=3", "size"),
         ("vllm", "eagle3:k=4,model=x", "with a model"),
-        ("vllm", "ngram_gpu:k=4", "ngram_gpu is not replayed"),
+        ("vllm", "ngram_gpu:k=4", "vLLM's ngram_gpu is not replayed"),
+        ("vllm", "suffix:k=4", "vLLM's suffix is not replayed"),
+        ("vllm", "suffix+ngram:k=4", "suffix.ngram: vLLM runs one method at a time"),
+        ("llamacpp", "suffix:k=4", "no suffix trees"),
+        ("llamacpp", "ngram-mod+ngram:k=4", "ngram-mod.ngram: llama.cpp takes a list"),
         ("llamacpp", "draft_model:k=4,model=x.gguf", "with a model"),
         ("llamacpp", "ngram-mod:k=64", "ngram-mod is not replayed"),
         ("llamacpp", "ngram-simple:k=4,spec_ngram_simple_min_hits=2", "min-hits"),

@@ -76,8 +76,19 @@ def test_what_an_option_cannot_do_is_said(
     assert "add --steps" in capsys.readouterr().err
     assert main(["replay", str(log), "--tokenizer", "nosuch"]) == 2
     assert "error: tokenizer: there is no file" in capsys.readouterr().err
-    assert main([*line[:-1], "suffix:k=8"]) == 2
-    assert "suffix is not replayed" in capsys.readouterr().err
+    assert main([*line[:-1], "suffix:k=8", "--engine", "vllm"]) == 2
+    assert "vLLM's suffix is not replayed" in capsys.readouterr().err
+
+
+def test_suffix_and_lists(
+    log: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = ["--arms", "suffix:k=8,suffix+ngram:k=8,min=2,max=5"]
+    assert main(["replay", str(log), "--tokenizer", str(tiny_path), *arms]) == 0
+    said = capsys.readouterr().out
+    assert "suffix+ngram:k=8,min=2,max=5" in said
+    # The same answer six times: from the second on it is a past answer.
+    assert "  suffix (past answers)" in said
 
 
 def test_a_loss_is_called_one(

@@ -22,8 +22,8 @@ from wager.types import CompletionOutput, DraftCounts
 MODEL = "smollm2-135m"
 
 SETTINGS: list[dict[str, Any]] = [
-    {"num_speculative_tokens": k, "prompt_lookup_min": low, "prompt_lookup_max": high}
-    | {"match": match, "cyclic": cyclic}
+    {"method": "ngram", "num_speculative_tokens": k}
+    | {"prompt_lookup_min": low, "prompt_lookup_max": high, "match": match, "cyclic": cyclic}
     for k, low, high, match, cyclic in [
         (1, 1, 1, "recent", True),
         (2, 2, 5, "recent", True),
@@ -34,6 +34,26 @@ SETTINGS: list[dict[str, Any]] = [
         (16, 1, 8, "recent", True),
     ]
 ]
+# Methods that learn across requests, and lists. They depend on the order of the requests.
+LEARNING: list[dict[str, Any]] = [
+    {"method": "suffix", "num_speculative_tokens": 8},
+    {
+        "method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_tree_depth": 6,
+        "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_max_spec_offset": 1.0,
+        "suffix_decoding_min_token_prob": 0.0,
+    },
+    {
+        "method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_cached_requests": 3,
+    },
+    {
+        "method": ["suffix", "ngram"], "num_speculative_tokens": 6, "prompt_lookup_min": 1,
+        "prompt_lookup_max": 3, "suffix_decoding_min_token_prob": 0.6,
+    },
+    {
+        "method": ["ngram", "suffix"], "num_speculative_tokens": 6, "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+    },
+]  # fmt: skip
 
 
 def write_log(
@@ -57,7 +77,7 @@ def write_log(
 
 
 def replay_file(path: Path, setting: dict[str, Any], vocabulary: Vocabulary) -> Replay:
-    replay = replayed([arm_of({"method": "ngram", **setting})], vocabulary)
+    replay = replayed([arm_of(setting)], vocabulary)
     replay.run(read_log(path))
     assert not replay.bad
     return replay
@@ -75,7 +95,7 @@ def compare(
     plain = run_all(llm, requests)
     write_log(path, requests, plain)
     replay = replay_file(path, setting, vocabulary)
-    llm.set_speculation({"method": "ngram", **setting})
+    llm.set_speculation(setting)
     llm.engine.stats.reset()
     real: list[CompletionOutput] = run_all(llm, requests)
     assert [r.token_ids for r in real] == [p.token_ids for p in plain]
@@ -85,16 +105,13 @@ def compare(
     total = replay.arms[0].total
     assert total.requests == len(requests)
     assert total.counts == pooled == llm.engine.stats.counts
+    assert total.by_source == llm.engine.stats.by_source
     return pooled
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
-def test_counts_equal_those_of_the_engine(
-    make_llm: Callable[..., LLM], tiny_path: Path, tmp_path: Path, setting: dict[str, Any]
-) -> None:
-    llm = make_llm(max_num_seqs=4)
-    vocab = llm.engine.vocab_size
-    requests = [
+def every_kind(vocab: int) -> list[tuple[list[int], SamplingParams]]:
+    """Greedy and sampled requests, with and without end tokens."""
+    return [
         (prompt, SamplingParams(temperature=t, seed=i, max_tokens=40, **more))
         for i, (prompt, t, more) in enumerate(
             (prompt, temperature, more)
@@ -108,8 +125,30 @@ def test_counts_equal_those_of_the_engine(
             )
         )
     ]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
+def test_counts_equal_those_of_the_engine(
+    make_llm: Callable[..., LLM], tiny_path: Path, tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    llm = make_llm(max_num_seqs=4)
+    requests = every_kind(llm.engine.vocab_size)
     counts = compare(llm, open_vocabulary(str(tiny_path)), requests, tmp_path / "log", setting)
     assert 0 < counts.accepted < counts.drafted
+
+
+@pytest.mark.parametrize("setting", LEARNING, ids=lambda s: "-".join(map(str, s.values())))
+def test_what_is_learnt_across_requests_is_the_same(
+    make_llm: Callable[..., LLM], tiny_path: Path, tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    """The replay meets the requests one after the other, as an engine with one place does."""
+    llm = make_llm(max_num_seqs=1)
+    requests = every_kind(llm.engine.vocab_size)
+    vocabulary = open_vocabulary(str(tiny_path))
+    counts = compare(llm, vocabulary, requests, tmp_path / "log", setting)
+    assert 0 < counts.accepted < counts.drafted
+    if setting.get("suffix_decoding_max_cached_requests") != 3:
+        assert "suffix (past answers)" in llm.engine.stats.by_source
 
 
 def test_answers_end_in_every_way(
@@ -173,5 +212,9 @@ def test_counts_equal_on_the_real_model(tmp_path: Path) -> None:
                 )
                 requests.append((ids, params))
         for setting in (SETTINGS[1], SETTINGS[4]):
+            counts = compare(llm, vocabulary, requests, tmp_path / "log", setting)
+            assert 0 < counts.accepted < counts.drafted
+    with LLM(MODEL, weights="int8", max_num_seqs=1) as llm:
+        for setting in (LEARNING[0], LEARNING[4]):
             counts = compare(llm, vocabulary, requests, tmp_path / "log", setting)
             assert 0 < counts.accepted < counts.drafted

@@ -17,6 +17,7 @@ from wager.bench.replay.rules import noted
 from wager.bench.replay.run import ArmReplay, Replay
 from wager.bench.replay.tally import SpeedUp, Tally
 from wager.bench.spelling import NA, number, percent
+from wager.types import DraftCounts
 
 SCHEMA: Final = 1
 REPLAYED: Final = "replayed"
@@ -99,9 +100,20 @@ def _tally_json(tally: Tally, asked: Asked) -> dict[str, Any]:
         "drafted_at": counts.drafted_at,
         "tried_at": tally.tried_at[: len(counts.drafted_at)],
         "accepted_at": counts.accepted_at,
+        "by_source": {source: _source_json(own) for source, own in tally.by_source.items()},
         "acceptance_by_position_unconditional": counts.acceptance_by_position_unconditional,
         "acceptance_by_position_conditional": tally.conditional[: len(counts.drafted_at)],
         "speed_up": [{"kind": KIND, **asdict(s)} for s in _speed_ups(tally, asked)],
+    }
+
+
+def _source_json(counts: DraftCounts) -> dict[str, Any]:
+    return {
+        "drafted_steps": counts.drafted_steps,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "acceptance_rate": counts.acceptance_rate,
+        "acceptance_length": counts.acceptance_length,
     }
 
 
@@ -133,6 +145,10 @@ def show(out: Console, replay: Replay, asked: Asked) -> None:
         out.print()
         out.print(_groups(replay, asked.group))
     drafting = [arm for arm in replay.arms if arm.total.counts.drafted]
+    several = [arm for arm in drafting if len(arm.total.by_source) > 1]
+    if several:
+        out.print()
+        out.print(_sources(several))
     if drafting:
         out.print()
         say("Acceptance by position. Unconditional: accepted / all drafts; conditional: accepted")
@@ -208,6 +224,19 @@ def _groups(replay: Replay, field: str) -> Table:
         for name, tally in _by_size(arm)[:_GROUPS]:
             shown = NA if name is None else name[:40]
             grid.add_row(Text(f"  {shown}"), str(tally.requests), *_figures(tally))
+    return grid
+
+
+def _sources(arms: Sequence[ArmReplay]) -> Table:
+    """Of arms in which several methods, or parts of one, spoke."""
+    titles = ("drafts", "drafted", "accepted", "accepted\n/ drafted", "acceptance\nlength")
+    grid = _grid("arm and\nsource", *titles)
+    for arm in arms:
+        grid.add_row(Text(arm.arm.name))
+        for source, own in arm.total.by_source.items():
+            counted = (own.drafted_steps, own.drafted, own.accepted)
+            rates = (percent(own.acceptance_rate), number(own.acceptance_length, 2))
+            grid.add_row(Text(f"  {source}"), *map(str, counted), *rates)
     return grid
 
 

@@ -2,7 +2,8 @@
 
 vLLM's lookup (V1 runner) is a case of wager's n-gram drafter: it takes the earliest of the longest
 matches and ends where the text ends. llama.cpp's ngram-simple has a rule of its own
-(`wager.bench.replay.simple`). What differs between the engines' steps is a `Rule`.
+(`wager.bench.replay.simple`). What differs between the engines' steps is a `Rule`. Suffix decoding
+is replayed by wager's own rule alone: vLLM's library counts otherwise.
 """
 
 from __future__ import annotations
@@ -102,19 +103,16 @@ def settings(arm: Arm, engine: str = "own") -> Settings:
 
 
 def _own(speculation: Speculation) -> SpeculationConfig | None:
-    method = speculation.method
-    if method not in drafter_names():
-        if _with_a_model(method):
+    for method in speculation.methods:
+        known = method in drafter_names()
+        if not known and _with_a_model(method):
             raise _needs_a_model(method)
-        if method in llamacpp_table.METHODS:
+        if not known and method in llamacpp_table.METHODS:
             raise ConfigError(f"arms: {method} is llama.cpp's; replay it with --engine llamacpp")
-        if method in MODEL_FREE:
-            raise ConfigError(
-                f"arms: {method} is not replayed: wager's own engine does not draft this way yet; "
-                "replay ngram, or measure it with wager bench --engine vllm"
-            )
         # Names that nobody knows are refused here, with the list of those that exist.
-        drafter_class(method)
+        needs = getattr(drafter_class(method), "needs", None)
+        if needs is not None and needs.blocks:
+            raise _needs_a_model(method)
     return SpeculationConfig.parse(speculation.config())
 
 

@@ -4,7 +4,7 @@ Under exact verification a draft token is accepted when it is the token that pla
 So for a drafter that depends on token ids alone the recorded answer decides, and the counts are
 those of a real run with the same answer (shadow evaluation). The loop follows the engine's step
 (`wager.engine.engine`) with one request at a time, so that a drafter that learns across requests
-meets them in the order of the log.
+meets them in the order of the log: as on an engine that answers one request after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from wager.arms import Arm
 from wager.bench.logs.records import BadLine, Entry, Recorded
 from wager.bench.replay.rules import Rule, Settings, rule, settings
-from wager.bench.replay.tally import Tally
+from wager.bench.replay.tally import Tally, Trace
 from wager.bench.replay.tokens import Tokens, Vocabulary
 from wager.drafters.base import DraftQuery
 from wager.engine.drafting import Drafters, cut_after_end
@@ -71,11 +71,15 @@ class Bad:
 
 @dataclass(slots=True)
 class Replay:
-    """A replay as it stands: what was read, and what each arm made of it."""
+    """A replay as it stands: what was read, and what each arm made of it.
+
+    ``cold``: drafters forget each request before the next one.
+    """
 
     vocabulary: Vocabulary
     arms: list[ArmReplay]
     rule: Rule
+    cold: bool = False
     interrupted: bool = False
     requests: int = 0
     prompt_tokens: int = 0
@@ -123,8 +127,10 @@ class Replay:
             self.notes[note] = self.notes.get(note, 0) + 1
         for arm in self.arms:
             k = 0 if arm.config is None else arm.config.num_speculative_tokens
-            counts, tried = replay_one(arm.drafter, self.requests, tokens, k, self.rule)
-            arm.groups.setdefault(entry.group, Tally()).add(counts, tried)
+            trace = replay_one(arm.drafter, self.requests, tokens, k, self.rule)
+            arm.groups.setdefault(entry.group, Tally()).add(trace)
+            if self.cold and arm.drafter is not None:
+                arm.drafter.clear()
 
     def _leave_out(self, bad: BadLine) -> None:
         known = bad.reason in self.bad or len(self.bad) < MAX_REASONS
@@ -133,17 +139,14 @@ class Replay:
 
 def replay_one(
     drafter: Drafters | None, number: int, tokens: Tokens, k: int, by_rule: Rule
-) -> tuple[DraftCounts, list[int]]:
-    """Counts of one request, and how often each draft position was tried. ``number`` names it.
-
-    Without a drafter: plain decoding.
-    """
+) -> Trace:
+    """What happens to one request; ``number`` names it. Without a drafter: plain decoding."""
     answer = tokens.answer
     room = tokens.room if by_rule.within_room else tokens.context
     room = _NO_LIMIT if room is None else room
-    counts, tried = DraftCounts(), [0] * k
+    trace = Trace(tried_at=[0] * k)
     # The step that reads the prompt gives the first token, and never carries a draft.
-    counts.record(0, 0, 1)
+    trace.counts.record(0, 0, 1)
     at, fresh = 1, answer[:1]
     if drafter is not None:
         drafter.start(number, tokens.prompt, "")
@@ -159,7 +162,7 @@ def replay_one(
             draft = cut_after_end(draft, tokens.ends.__contains__)
         accepted = 0
         for proposed, token in zip(draft.tokens, answer[at : at + k], strict=False):
-            tried[accepted] += 1
+            trace.tried_at[accepted] += 1
             if proposed != token:
                 break
             accepted += 1
@@ -167,20 +170,25 @@ def replay_one(
         committed = min(accepted + 1, len(answer) - at)
         if accepted == committed and answer[-1] in tokens.ends and not by_rule.counts_end:
             accepted -= 1
-        counts.record(len(draft.tokens), accepted, committed)
+        recorded = (len(draft.tokens), accepted, committed)
+        trace.counts.record(*recorded)
+        if draft.tokens:
+            trace.by_source.setdefault(draft.source, DraftCounts()).record(*recorded)
         fresh = answer[at : at + committed]
         at += committed
     if drafter is not None:
         drafter.observe(number, fresh)
         drafter.release(number)
-    return counts, tried
+    return trace
 
 
-def replayed(arms: Sequence[Arm], vocabulary: Vocabulary, engine: str = "own") -> Replay:
+def replayed(
+    arms: Sequence[Arm], vocabulary: Vocabulary, engine: str = "own", *, cold: bool = False
+) -> Replay:
     """A replay of these arms by an engine's rule, ready to run. Raises ConfigError."""
     by_rule = rule(engine)
     made = []
     for arm, found in ((arm, settings(arm, engine)) for arm in arms):
         drafter = found.drafters(vocabulary.tokenizer.vocab_size)
         made.append(ArmReplay(arm, found, drafter))
-    return Replay(vocabulary, made, by_rule)
+    return Replay(vocabulary, made, by_rule, cold)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,25 +14,35 @@ _Z95: Final = 1.959964
 
 
 @dataclass(slots=True)
-class Tally:
-    """Counts of one arm over one group of requests.
+class Trace:
+    """What drafting did to one request.
 
     ``tried_at[j]`` counts the drafts whose position j was compared with the target's token: those
-    that reach it and whose positions before it were all accepted.
+    that reach it and whose positions before it were all accepted. ``by_source`` has the steps with
+    a draft, by what proposed it.
     """
+
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    tried_at: list[int] = field(default_factory=list)
+    by_source: dict[str, DraftCounts] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one arm over one group of requests; names are those of `Trace`."""
 
     requests: int = 0
     counts: DraftCounts = field(default_factory=DraftCounts)
     tried_at: list[int] = field(default_factory=list)
+    by_source: dict[str, DraftCounts] = field(default_factory=dict)
     _means: float = 0.0
     _squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    def add(self, counts: DraftCounts, tried_at: Sequence[int]) -> None:
+    def add(self, trace: Trace) -> None:
         """Take in one request."""
         self.requests += 1
-        self.counts.add(counts)
-        self._add_tried(tried_at)
-        c, s = counts.committed, counts.steps
+        self._add_counts(trace)
+        c, s = trace.counts.committed, trace.counts.steps
         self._means += c / s
         cc, cs, ss = self._squares
         self._squares = (cc + c * c, cs + c * s, ss + s * s)
@@ -41,16 +50,18 @@ class Tally:
     def merge(self, other: Tally) -> None:
         """Take in the requests of another group."""
         self.requests += other.requests
-        self.counts.add(other.counts)
-        self._add_tried(other.tried_at)
+        self._add_counts(other)
         self._means += other._means
         (cc, cs, ss), (dd, dt, tt) = self._squares, other._squares
         self._squares = (cc + dd, cs + dt, ss + tt)
 
-    def _add_tried(self, tried_at: Sequence[int]) -> None:
-        self.tried_at += [0] * (len(tried_at) - len(self.tried_at))
-        for j, n in enumerate(tried_at):
+    def _add_counts(self, other: Trace | Tally) -> None:
+        self.counts.add(other.counts)
+        self.tried_at += [0] * (len(other.tried_at) - len(self.tried_at))
+        for j, n in enumerate(other.tried_at):
             self.tried_at[j] += n
+        for source, counts in other.by_source.items():
+            self.by_source.setdefault(source, DraftCounts()).add(counts)
 
     @property
     def tokens_per_step(self) -> Ratio:

@@ -33,7 +33,9 @@ def replayer(engine: str, vocabulary: Vocabulary, logs: Path | None = None) -> R
         known = [arm for arm in arms if _can_be(arm, engine)]
         if not known:
             return {}
-        done = replayed(known, vocabulary, engine)
+        # Real runs of the own engine begin without what was learnt; a log is traffic as it came.
+        cold = engine == "own" and logs is None
+        done = replayed(known, vocabulary, engine, cold=cold)
         if logs is not None:
             done.run(read_log(logs), _MOST_ANSWERS)
             done.check(str(logs))
