@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from wager.backend import Answer, Counters, Load, Prompt, SourceCounts, Started
 from wager.bench.results import STEP_CONTEXT, STEP_ROWS
 from wager.bench.statistics import median
 from wager.drafters import memory_options
+from wager.drafters.memory import read
 from wager.errors import ConfigError, RequestError
 from wager.speculation import SpeculationConfig
 from wager.types import RequestOutput
@@ -53,7 +55,13 @@ class EngineBackend:
         self._numbers = count()
 
     def check(self, arm: Arm) -> str:
-        return check_arm(arm)
+        said, config = check_arm(arm), _config(arm)
+        # An answer goes on without its memory; a measurement of that would mislead.
+        for name in _memories(config) if config is not None else ():
+            path = Path(name).expanduser()
+            if read(path, self._llm.tokenizer.hash, self._llm.engine.vocab_size) is None:
+                raise ConfigError(f"{memory_options.KEY}: {name} is not there")
+        return said
 
     def start(self, arm: Arm) -> Started:
         config = _config(arm)
@@ -209,11 +217,17 @@ def check_arm(arm: Arm) -> str:
 def _config(arm: Arm) -> SpeculationConfig | None:
     if arm.speculation is None:
         return None
-    config = arm.speculation.config()
-    if memory_options.KEY in config:
+    config = SpeculationConfig.parse(arm.speculation.config())
+    if config is not None and _memories(config):
         # One that grew would hold the answers to the prompts that come again in the next round.
-        config[memory_options.READ_ONLY] = True
-    return SpeculationConfig.parse(config)
+        config = SpeculationConfig.parse({**config.values(), memory_options.READ_ONLY: True})
+    return config
+
+
+def _memories(config: SpeculationConfig) -> set[str]:
+    """The draft memories that a config names."""
+    named = (getattr(one.options, memory_options.KEY, None) for one in config.methods)
+    return {name for name in named if name is not None}
 
 
 def _collect(output: RequestOutput, flying: dict[str, _Open], now: float) -> Answer | None:

@@ -37,6 +37,7 @@ def bench(
     rate: of.Rate = None,
     arms: of.Arms = None,
     speculative_config: of.SpeculativeConfig = None,
+    draft_memory: options.DraftMemory = None,
     repeats: of.Repeats = 1,
     prompts: of.Prompts = None,
     warm: of.Warm = None,
@@ -139,6 +140,8 @@ def _job(given: dict[str, Any]) -> _Job:
     if given["identity"] is not None and given["identity"] < 0:
         raise ConfigError(f"identity: must be at least 0, got {given['identity']}")
     every = of.arms(given["arms"], given["speculative_config"], given["engine"])
+    if given["draft_memory"] is not None:
+        every = of.remembering(every, given["draft_memory"])
     from wager.bench.workloads import sources
     from wager.bench.workloads.generated import RECIPES
 

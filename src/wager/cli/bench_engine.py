@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OWN: Final = "own"
 CHATS_ONLY: Final = ("ollama",)
 """Engines whose streams take no raw text."""
-_OWN_ONLY: Final = {"weights": "auto", "kv": "auto", "ops": "auto"}
+_OWN_ONLY: Final = {"weights": "auto", "kv": "auto", "ops": "auto", "draft_memory": None}
 _STARTED_ONLY: Final = ("engine_command", "engine_program", "engine_args", "kv_memory")
 _URL_ONLY: Final = ("url", "url_off", "url_on", "request_off", "request_on", "metrics_url")
 
@@ -28,7 +28,10 @@ def refuse_foreign(engine: str, given: Mapping[str, Any]) -> None:
     """An option that the chosen engine would not hear of is refused rather than ignored."""
     for name, default in _OWN_ONLY.items():
         if engine != OWN and given[name] != default:
-            raise ConfigError(f"{name}: is for wager's own engine; use --engine-args for {engine}")
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"{option}: is for wager's own engine; use --engine-args for {engine}"
+            )
     for name in (*_STARTED_ONLY, "start_timeout"):
         if engine in (OWN, "url") and given[name] is not None:
             raise ConfigError(f"{name.replace('_', '-')}: is for engines that are started")

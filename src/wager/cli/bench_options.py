@@ -12,7 +12,9 @@ import typer
 
 from wager.arms import PLAIN, Arm, Speculation, arm_of, parse_arms
 from wager.backend import Load
+from wager.cli.options import with_memory
 from wager.errors import ConfigError
+from wager.registry import drafter_class
 
 OTHER: Final = "Other engines"
 ENGINES: Final = ("own", "vllm", "llamacpp", "sglang", "ollama", "url")
@@ -233,6 +235,24 @@ def arms(text: str | None, configs: list[str] | None, engine: str = "own") -> tu
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"speculative-config: two arms would both be called {repeated!r}")
     return (Arm(PLAIN), *speculative)
+
+
+def remembering(arms: tuple[Arm, ...], memory: Path) -> tuple[Arm, ...]:
+    """With --draft-memory for every arm that can have one. Raises ConfigError if there is none."""
+    found = tuple(
+        arm_of(with_memory(arm.speculation.config(), memory))
+        if arm.speculation is not None and _remembers(arm.speculation)
+        else arm
+        for arm in arms
+    )
+    if found == arms:
+        raise ConfigError("draft-memory: none of the arms drafts with suffix or ngram")
+    return found
+
+
+def _remembers(speculation: Speculation) -> bool:
+    records = (getattr(drafter_class(name), "Options", None) for name in speculation.methods)
+    return any(hasattr(record, "draft_memory") for record in records)
 
 
 def _from_json(text: str) -> Arm:

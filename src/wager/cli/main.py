@@ -16,9 +16,10 @@ from wager.errors import WagerError
 
 VERBS: Final = (
     "pull", "ls", "rm", "run", "serve", "bench", "tune", "report", "methods", "fit", "replay",
-    "translate",
+    "memory", "translate",
 )  # fmt: skip
-"""In the order of `wager --help`; verb v is the function v of module wager.cli.v."""
+"""In the order of `wager --help`; verb v is the function v of module wager.cli.v, or a group of
+functions."""
 
 
 def _version(wanted: bool) -> None:
@@ -42,6 +43,9 @@ def build() -> typer.Typer:
     app.callback()(_wager)
     for verb in VERBS:
         module = import_module(f"wager.cli.{verb}")
+        if isinstance(group := getattr(module, verb), typer.Typer):
+            app.add_typer(group, name=verb)
+            continue
         # A verb that takes another command's options says so in CONTEXT.
         settings = getattr(module, "CONTEXT", None)
         app.command(verb, context_settings=settings)(getattr(module, verb))

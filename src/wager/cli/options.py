@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wager.config import EngineConfig
+from wager.errors import ConfigError
 from wager.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ ModelName = Annotated[
     ),
 ]
 Weights = Annotated[
-    str, typer.Option("--weights", help="auto, f32 or int8.", rich_help_panel=ENGINE)
+    str, typer.Option("--weights", help="auto, f32, int8 or int4.", rich_help_panel=ENGINE)
 ]
 Kv = Annotated[
     str, typer.Option("--kv", help="Type of keys and values: auto, f32 or f16.",
@@ -40,6 +43,19 @@ Ops = Annotated[
     str,
     typer.Option("--ops", help="Op set: auto, native or reference.", rich_help_panel=ENGINE),
 ]
+DraftMemory = Annotated[
+    Path | None,
+    typer.Option("--draft-memory", metavar="FILE", show_default=False,
+                 help="Past answers on disk, for suffix and ngram (docs/memory.md): the same as "
+                      '"draft_memory" in the config. bench only reads it.'),
+]  # fmt: skip
+
+
+def with_memory(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """A speculative config with --draft-memory FILE. Raises ConfigError."""
+    if any(key.replace("-", "_") == "draft_memory" for key in config):
+        raise ConfigError("draft-memory: the config names one too; leave out one of the two")
+    return {**config, "draft_memory": str(file)}
 
 
 def load(model: str, config: EngineConfig, speculation: SpeculationConfig | None = None) -> LLM:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wager.cli import options
+from wager.cli.bench_options import json_object
 from wager.config import SamplingParams
 from wager.errors import ConfigError, RequestError
 from wager.speculation import SpeculationConfig
@@ -61,6 +63,7 @@ def run(
     model: options.ModelName,
     prompt: Prompt = None,
     speculative_config: Speculation = None,
+    draft_memory: options.DraftMemory = None,
     raw: Raw = False,
     system: System = None,
     max_tokens: MaxTokens = None,
@@ -82,7 +85,7 @@ def run(
 
     On a terminal, tokens that a draft foretold show in another colour.
     """
-    speculation = SpeculationConfig.parse(speculative_config)
+    speculation = _speculation(speculative_config, draft_memory)
     own = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     chosen: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
     chosen.update(max_tokens=max_tokens, seed=seed, stop=tuple(stop or ()))
@@ -102,6 +105,16 @@ def run(
         if speculation is not None:
             print(f"speculation: {speculation.describe()}", file=sys.stderr)
         _converse(llm, text, chosen, raw=raw, system=system, stats=stats, no_color=no_color)
+
+
+def _speculation(text: str | None, memory: Path | None) -> SpeculationConfig | None:
+    if memory is None:
+        return SpeculationConfig.parse(text)
+    example = '{"method": "suffix", "num_speculative_tokens": 8}'
+    if text is None:
+        raise ConfigError(f"draft-memory: nothing drafts; add --speculative-config '{example}'")
+    given = json_object("speculative-config", text, example)
+    return SpeculationConfig.parse(options.with_memory(given, memory))
 
 
 def _converse(

@@ -55,6 +55,7 @@ _CHECKSUM: Final = 32
 _TENANT: Final = 32
 _ENTRY: Final = np.dtype([("owner", "<u4"), ("length", "<u4")])
 _TOKEN: Final = np.dtype("<u4")
+_YEAR_9999: Final = 253_370_764_800
 _DOMAIN: Final = b"wager draft memory, tenant\0"
 
 
@@ -301,6 +302,8 @@ def _read_body(
     owners, lengths = entries["owner"].astype(np.uint32), entries["length"].astype(np.uint32)
     if not MIN_BYTES <= memory.max_bytes <= MAX_BYTES:
         raise _unusable(path, f"contradicts itself: its bound is {memory.max_bytes} bytes")
+    if memory.saved > _YEAR_9999:
+        raise _unusable(path, f"contradicts itself: it was written at {memory.saved}")
     if lengths.sum(dtype=np.uint64) != tokens or (answers and not lengths.min()):
         raise _unusable(path, "contradicts itself: the lengths of its answers are not its tokens")
     if answers and owners.max() >= tenants:

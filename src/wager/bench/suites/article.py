@@ -38,7 +38,7 @@ _BATCH: Final = 4
 _FIXED_SEED: Final = 0
 _PROBE_SEED: Final = 3_000_009
 _PROBE_TOKENS: Final = 16
-_SET: Final = ("workload", "arms", "speculative_config", "rate", "demo", "warm")
+_SET: Final = ("workload", "arms", "speculative_config", "rate", "demo", "warm", "draft_memory")
 _ENGINES_WITHOUT: Final = ("url", "ollama")
 
 
