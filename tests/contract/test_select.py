@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.ops.sets import NATIVE, make, usable_sets
 from wager.ops.base import F32, OpSet, SelectParams
-from wager.ops.sampling import gumbel_noise, philox, survivors
+from wager.ops.sampling import gumbel_noise, philox, philox_word, survivors
 
 SETS = ["reference", *(f"native-{isa}-1" for isa in usable_sets())]
 # Salmon et al., known-answer vectors of Random123 for philox4x32-10: (counter, key, words).
@@ -47,9 +47,10 @@ def ops(request: pytest.FixtureRequest) -> Iterator[OpSet]:
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
 def test_philox_known_answers(
-    counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]
+    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     assert tuple(philox(np.array([counter], np.uint32), key)[0].tolist()) == words
+    assert philox_word(counter, key) == words[0]
     if NATIVE:
         import wager._native as _native
 
