@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench.scripted import ARMS, ON, OTHER, ScriptedBackend, plan, planned, prompts
+from tests.bench.scripted import (
+    ARMS,
+    ON,
+    OTHER,
+    ScriptedBackend,
+    plan,
+    planned,
+    prompt,
+    prompts,
+)
 from wager.arms import PLAIN
 from wager.backend import Answer, EngineError, Load
 from wager.bench.plan import Plan, PlannedCell, schedule
@@ -88,6 +97,29 @@ def test_every_prompt_runs_equally_often_in_every_arm(
     assert counted.total_ms is not None
     assert counted.total_ms > 0
     assert run.complete
+
+
+def test_behind_every_start_of_a_warm_cell_come_other_prompts() -> None:
+    warm = replace(planned(3), warm=prompts(2, "before"))
+    scripted = ScriptedBackend()
+    run = executed(scripted, plan(planned(1, name="cold"), warm))
+    before, timed = ["before-0", "before-1"], ["w-0", "w-1", "w-2"]
+    # One group, whatever the number of clients: what comes before it takes longer.
+    assert runs(scripted)[2:] == [["cold-0"]] * 4 + [[*before, *timed]] * 4
+    cold, kept = run.measurements
+    assert (cold.warm, kept.warm) == (None, 2)
+    assert kept.answers[ON.name].keys() == set(timed)
+    assert [c.warm for c in run.cells()] == [None, 2]
+    scripted = ScriptedBackend(fresh_start_is_cheap=False)
+    executed(scripted, plan(planned(1, name="cold"), warm, engine="vllm"))
+    assert runs(scripted) == [["warm-0", "warm-1", "cold-0", *before, *timed]] * 4
+
+
+def test_a_timed_prompt_among_those_before_is_a_repeated_one() -> None:
+    warm = replace(planned(3), warm=(prompt("again"), replace(prompts(1)[0], id="other")))
+    assert [m.repeated_prompts for m in plan(warm).measurements()] == [True]
+    other = replace(planned(3), warm=prompts(3, "before"))
+    assert [m.repeated_prompts for m in plan(other).measurements()] == [False]
 
 
 def test_three_arms_go_there_and_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,37 @@ def test_a_file_that_is_too_small_gives_every_load_the_same(
     assert len(found.notes) == (held < count)
 
 
+def test_a_warm_cell_comes_behind_the_cold_one_with_other_prompts_before() -> None:
+    wanted = Wanted(("copy", "rename"), (ONE, EIGHT), 3, warm=5)
+    cold = draw(replace(wanted, warm=0), no_model, same_for_all_loads=True).cells
+    found = draw(wanted, no_model, same_for_all_loads=True).cells
+    assert [(c.workload, c.load, len(c.warm)) for c in found] == [
+        (label, load, warm)
+        for name in ("copy", "rename")
+        for label, warm in ((name, 0), (f"{name} after 5", 5))
+        for load in (ONE, EIGHT)
+    ]
+    # The same prompts as without it, cold and warm; others before.
+    assert [c.prompts for c in found] == [c.prompts for c in cold for _ in (0, 1)]
+    for cell in found:
+        assert not contents(cell.warm) & contents(cell.prompts)
+    # A server sees no prompt twice.
+    served = draw(wanted, no_model, same_for_all_loads=False).cells
+    timed = [content(prompt) for cell in served for prompt in cell.prompts]
+    assert len(timed) == len(set(timed)) == 2 * 4 * 3
+    assert not any(contents(cell.warm) & set(timed) for cell in served)
+
+
+def test_a_file_must_hold_what_comes_before_too(tmp_path: Path) -> None:
+    wanted = Wanted((a_file(tmp_path, 8),), (ONE,), 4, warm=4)
+    cold, warm = draw(wanted, no_model, same_for_all_loads=True).cells
+    assert cold.prompts == warm.prompts
+    assert (len(warm.prompts), len(warm.warm)) == (4, 4)
+    assert not contents(warm.warm) & contents(warm.prompts)
+    with pytest.raises(ConfigError, match=r"warm: .*holds 8 prompts, and 4 to measure with 5"):
+        draw(replace(wanted, warm=5), no_model, same_for_all_loads=True)
+
+
 def test_random_ids_are_marked_and_need_a_vocabulary(tmp_path: Path) -> None:
     wanted = Wanted(("random",), (ONE,), 2)
     assert draw(wanted, lambda: 50, same_for_all_loads=True).cells[0].random_prompts
@@ -112,7 +144,7 @@ def test_an_engine_of_chats_is_asked_nothing_else(tmp_path: Path) -> None:
     for name in ("copy", "random", a_file(tmp_path, 2)):
         with pytest.raises(ConfigError, match=r"not of chats.* choose among rename, edit"):
             asked(name)
-    assert {"copy", "words", "random"} == set(RECIPES) - set(chats())
+    assert {"agent", "copy", "words", "random"} == set(RECIPES) - set(chats())
 
 
 def test_unknown_and_repeated_workloads_are_refused(tmp_path: Path) -> None:

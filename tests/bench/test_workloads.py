@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import ast
+from random import Random
 
 import pytest
 
+from wager.bench.workloads import agent
 from wager.bench.workloads.checks import followed
 from wager.bench.workloads.generated import RECIPES, chosen, prompts
 from wager.bench.workloads.prompts import Prompt
@@ -40,8 +42,11 @@ def test_each_prompt_is_of_one_kind(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [("copy", 0.0), ("words", 0.0), ("explain", 0.7), ("story", 1.0), ("random", 1.0)],
-)
+    [
+        ("copy", 0.0), ("agent", 0.0), ("words", 0.0), ("explain", 0.7), ("story", 1.0),
+        ("random", 1.0),
+    ],
+)  # fmt: skip
 def test_sampling_settings(name: str, temperature: float) -> None:
     assert {p.params.temperature for p in prompts(RECIPES[name], 16, VOCAB)} == {temperature}
 
@@ -67,6 +72,41 @@ def test_random_ids_are_of_the_vocabulary(vocab: int) -> None:
         assert prompt.token_ids is not None
         assert len(prompt.token_ids) == 200
         assert 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < vocab
+
+
+def test_an_agent_takes_ten_turns_and_repeats_what_it_saw() -> None:
+    drawn = prompts(RECIPES["agent"], 40, VOCAB)
+    assert {p.params.max_tokens for p in drawn} == {256, 64}
+    assert all(p.params.ignore_eos for p in drawn)
+    for start in range(0, 40, agent.TURNS):
+        texts = [str(p.text) for p in drawn[start : start + agent.TURNS]]
+        head = texts[0].partition("$")[0]
+        assert [text.startswith(head) for text in texts] == [True] * agent.TURNS
+        # Two modules, and no turn of another session.
+        written = {text.rpartition("$ cat > ")[2].partition(" ")[0] for text in texts}
+        files = [name for name in written if name.endswith(".py")]
+        assert len({name.removeprefix("test_") for name in files}) == 2
+        for text in texts:
+            assert len(text) <= agent.MOST_CHARACTERS + len(head)
+            # What a turn begins to write, a file or a line of pytest, stands before it.
+            *before, asked = text.split("$ cat >")
+            first = asked.partition("<<'EOF'\n")[2]
+            seen = "$ cat >".join(before)
+            assert ("FAILED test_" if first.startswith("Still failing") else first) in seen
+
+
+def test_the_files_of_an_agent_are_python() -> None:
+    rng = Random(3)
+    for _ in range(20):
+        module = agent._module(rng, "stock")
+        ast.parse(module.source)
+        ast.parse(module.test_source)
+        before = module.source
+        changed = module.functions[0].with_default(1)
+        module.functions[0] = changed
+        assert f"{changed.parameter}=1):" in module.source
+        lines = zip(before.splitlines(), module.source.splitlines(), strict=True)
+        assert sum(a != b for a, b in lines) == 1
 
 
 @pytest.mark.parametrize("name", ["rename", "edit"])

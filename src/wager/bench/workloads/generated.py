@@ -1,17 +1,18 @@
-"""The ten workloads: named sets of prompts, generated from a seed, all different.
+"""The workloads: named sets of prompts, generated from a seed, all different.
 
-Three kinds are meant to be easy for drafts that copy (copy, rename, edit), three are free writing
-(explain, story, json), two are hard by construction (words, random), and in two speculation cannot
-help much whatever it drafts, since nearly all the time goes into the prompt (summarise, classify).
+Four kinds are meant to be easy for drafts that copy (copy, rename, edit, agent), three are free
+writing (explain, story, json), two are hard by construction (words, random), and in two speculation
+cannot help much whatever it drafts, since nearly all the time goes into the prompt (summarise,
+classify).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from wager.bench.workloads import prose, snippets
+from wager.bench.workloads import agent, prose, snippets
 from wager.bench.workloads.prompts import Drawn, Prompt, Recipe
 from wager.config import SamplingParams
 from wager.errors import ConfigError
@@ -147,19 +148,24 @@ def _classify(rng: Random, _: int) -> Drawn:
     return Drawn(8, 0.0, content)
 
 
+def _one(name: str, summary: str, chat: bool, draw: Callable[[Random, int], Drawn]) -> Recipe:
+    return Recipe(name, summary, chat, lambda rng, vocab_size: (draw(rng, vocab_size),))
+
+
 RECIPES: Final[dict[str, Recipe]] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("copy", "copy a paragraph and a function exactly", False, _copy),
-        Recipe("rename", "rename one variable of a function", True, _rename),
-        Recipe("edit", "change three marked lines of a 40-line file", True, _edit),
-        Recipe("explain", "explain in three short paragraphs, temperature 0.7", True, _explain),
-        Recipe("story", "a short story, temperature 1.0", True, _story),
-        Recipe("words", "go on after 200 words strung at random", False, _words),
-        Recipe("random", "go on after 200 random tokens, temperature 1.0", False, _random),
-        Recipe("json", "records to JSON", True, _json),
-        Recipe("summarise", "a long text, one sentence out", True, _summarise),
-        Recipe("classify", "a long text, one word out", True, _classify),
+        _one("copy", "copy a paragraph and a function exactly", False, _copy),
+        _one("rename", "rename one variable of a function", True, _rename),
+        _one("edit", "change three marked lines of a 40-line file", True, _edit),
+        Recipe("agent", "ten turns of an agent at a terminal", False, agent.session),
+        _one("explain", "explain in three short paragraphs, temperature 0.7", True, _explain),
+        _one("story", "a short story, temperature 1.0", True, _story),
+        _one("words", "go on after 200 words strung at random", False, _words),
+        _one("random", "go on after 200 random tokens, temperature 1.0", False, _random),
+        _one("json", "records to JSON", True, _json),
+        _one("summarise", "a long text, one sentence out", True, _summarise),
+        _one("classify", "a long text, one word out", True, _classify),
     )
 }
 
@@ -193,12 +199,12 @@ def prompts(
         # Strings seed the generator through a hash of their bytes: the same on every platform.
         rng = Random(f"{recipe.name}/{seed}/{draws}")
         draws += 1
-        drawn = recipe.draw(rng, vocab_size)
-        if drawn.content in seen:
-            continue
-        seen.add(drawn.content)
-        out.append(_prompt(recipe, f"{recipe.name}-{len(out):02d}", drawn, rng, max_tokens))
-    return out
+        for drawn in recipe.draw(rng, vocab_size):
+            if drawn.content not in seen:
+                seen.add(drawn.content)
+                id = f"{recipe.name}-{len(out):02d}"
+                out.append(_prompt(recipe, id, drawn, rng, max_tokens))
+    return out[:count]
 
 
 def _prompt(recipe: Recipe, id: str, drawn: Drawn, rng: Random, cap: int | None) -> Prompt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -13,12 +13,13 @@ __all__ = ["Drawn", "Messages", "Prompt", "Recipe"]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one prompt is drawn: ``(random numbers, vocabulary size)`` to the parts of a Prompt."""
+    """How prompts are drawn: ``(random numbers, vocabulary size)`` to the parts of one, or of all
+    the turns of one session."""
 
     name: str
     summary: str
     chat: bool
-    draw: Callable[[Random, int], Drawn]
+    draw: Callable[[Random, int], Sequence[Drawn]]
 
 
 @dataclass(frozen=True, slots=True)
