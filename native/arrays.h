@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <new>
+#include <string>
 
 #include "ops.h"
 
@@ -25,6 +26,13 @@ using NewArray = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 // An argument that must come as it is: a converted copy would hide a mistake, and an array to be
 // written would be lost.
 inline auto exact(const char* name) { return nb::arg(name).noconvert(); }
+
+inline WeightKind weight_kind(const std::string& name) {
+    if (name == "f32") return WeightKind::f32;
+    if (name == "int8") return WeightKind::int8;
+    require(name == "int4", "weight kind must be f32, int8 or int4");
+    return WeightKind::int4;
+}
 
 // A new [rows, columns] array, not initialised, aligned to a cache line.
 inline NewArray new_array(int64_t rows, int64_t columns) {

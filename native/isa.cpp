@@ -42,32 +42,30 @@ std::vector<uint8_t> packed_sample(int64_t n, int64_t k, WeightKind kind) {
 // Three rows through a norm, a gated product and a second product of the given kind.
 std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
     constexpr int64_t k = 96, middle = 32, n = 24, rows = 3;
-    const bool f32 = kind == WeightKind::f32;
-    const int64_t group_words = f32 ? GROUP : kernels.int8_words_per_group;
+    const ProductKernels& of = kernels.of(kind);
+    const int64_t words[2] = {of.words(k), of.words(middle)};
     std::vector<float> x(rows * k), ones(k, 1.0f), out(rows * n);
     for (int64_t row = 0; row < rows; ++row) {
         float* at = x.data() + row * k;
         for (int64_t i = 0; i < k; ++i) at[i] = sample(uint32_t(100000 + row * k + i)) * 8.0f;
         kernels.apply_norm(at, kernels.rms_scale(at, 1e-5f, k), ones.data(), at, k);
     }
-    std::vector<uint32_t> first(size_t(k / GROUP * group_words * rows));
-    std::vector<uint32_t> second(size_t(middle / GROUP * group_words * rows));
-    (f32 ? kernels.pack_f32 : kernels.pack_int8)(x.data(), k, rows, k, first.data());
+    std::vector<uint32_t> first(size_t(words[0] * rows)), second(size_t(words[1] * rows));
+    of.pack(x.data(), k, rows, k, first.data());
     const auto gate_up = packed_sample(2 * middle, k, kind), down = packed_sample(n, middle, kind);
-    const int64_t words[2] = {k / GROUP * group_words, middle / GROUP * group_words};
     const ProductJob gated{gate_up.data(), 2 * middle, k, {first.data(), rows, words[0], 1},
                            nullptr, 0, false, 0, 2, 0, 1, second.data(), words[1]};
     const ProductJob last{down.data(), n, middle, {second.data(), rows, words[1], 1},
                           out.data(), n, false, 0, 2, 0, 1};
-    (f32 ? kernels.gated_product_f32 : kernels.gated_product_int8)(gated);
-    (f32 ? kernels.product_f32 : kernels.product_int8)(last);
+    of.gated_product(gated);
+    of.product(last);
     return out;
 }
 
 }  // namespace
 
 bool kernels_agree(const Kernels& kernels) {
-    for (const WeightKind kind : {WeightKind::f32, WeightKind::int8}) {
+    for (const WeightKind kind : {WeightKind::f32, WeightKind::int8, WeightKind::int4}) {
         const std::vector<float> got = probe(kernels, kind), want = probe(*scalar_kernels(), kind);
         if (std::memcmp(got.data(), want.data(), got.size() * sizeof(float))) return false;
     }

@@ -15,7 +15,7 @@
 namespace wager {
 
 constexpr int LANES = 16;       // output columns of a panel; positions of a KV block
-constexpr int GROUP = 32;       // weights along K that share an int8 scale
+constexpr int GROUP = 32;       // weights along K that share a scale
 constexpr int CHUNK = 128;      // positions of one attention chunk
 constexpr int KV_BLOCK = 16;    // positions of one KV block
 constexpr int MAX_HEAD_DIM = 512;
@@ -24,17 +24,28 @@ constexpr int MAX_TILE_ROWS = 24;  // of any instruction set
 // How a packed matrix is stored. Panels of 16 output columns, each contiguous:
 //   f32   [K][16] floats
 //   int8  per pair of groups: 2 x 16 half-precision scales, then per group [8][16][4] bytes of
-//         weight + 128: four consecutive k of one column fill a 32-bit lane. An odd last group has
-//         the scale line of a pair and its own 512 bytes.
-enum class WeightKind : int { f32 = 0, int8 = 1 };
+//         weight / scale + 128: a quad, four consecutive k of one column, fills a 32-bit lane.
+//   int4  per pair of groups: 2 x 16 half-precision scales, 2 x 16 half-precision minima, then per
+//         group [4][16][4] bytes of two quads each, (weight - minimum) / scale from 0 to 15: the
+//         first quad is in the low halves of the bytes, the next one in the high halves.
+// An odd last group has what precedes a pair, and its own bytes.
+enum class WeightKind : int { f32 = 0, int8 = 1, int4 = 2 };
+constexpr int WEIGHT_KINDS = 3;
 enum class KvKind : int { f32 = 0, f16 = 1 };
 
-constexpr int64_t PAIR_BYTES = 64 + 2 * GROUP * LANES;
+// Bytes of a pair of groups in a panel: of what precedes the weights, and of the weights of one group.
+struct PairLayout {
+    int64_t head, group;
+    constexpr int64_t bytes() const { return head + 2 * group; }
+};
+constexpr PairLayout INT8_PAIR{64, GROUP * LANES};
+constexpr PairLayout INT4_PAIR{128, GROUP * LANES / 2};
 
 inline int64_t panel_bytes(int64_t k, WeightKind kind) {
     if (kind == WeightKind::f32) return k * LANES * 4;
+    const PairLayout& pair = kind == WeightKind::int8 ? INT8_PAIR : INT4_PAIR;
     const int64_t groups = k / GROUP;
-    return groups / 2 * PAIR_BYTES + groups % 2 * (64 + GROUP * LANES);
+    return groups / 2 * pair.bytes() + groups % 2 * (pair.head + pair.group);
 }
 
 // Rows of activations, split evenly into tiles of at most `max_rows` rows; K-major inside a tile, so
@@ -56,7 +67,7 @@ struct ProductJob {
     int64_t stride;
     bool add;            // out += instead of out =
     int64_t panel_begin, panel_end, tile_begin, tile_end;
-    uint32_t* gated = nullptr;       // tiles of the next product, for gated_product_*
+    uint32_t* gated = nullptr;       // tiles of the next product, for a gated product
     int64_t gated_words = 0;         // 32-bit words per row of them
 };
 
@@ -92,23 +103,28 @@ struct Top {
     bool bad;            // NaN or +inf was met
 };
 
+// What multiplies by matrices of one kind.
+struct ProductKernels {
+    int max_rows;                    // of a tile
+    int64_t (*words)(int64_t k);     // 32-bit words of one row's first k activations in a tile
+    // n columns of a tile's rows, row-major with `stride`, into the tile.
+    void (*pack)(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile);
+    void (*product)(const ProductJob& job);
+    // silu(first half of the columns) * second half, into the tiles `gated`; panel numbers are those
+    // of the first half, even at the start of a job.
+    void (*gated_product)(const ProductJob& job);
+    // For benchmarks: returns the number of multiply-adds; `sink` holds two factors.
+    int64_t (*probe)(int64_t rounds, float* sink);
+};
+
 struct Kernels {
     const char* name;
-    int max_rows_f32, max_rows_int8;
-    int64_t int8_words_per_group;    // 32-bit words of one row's activation group
+    ProductKernels products[WEIGHT_KINDS];
+    const ProductKernels& of(WeightKind kind) const { return products[int(kind)]; }
 
     // 1 / sqrt(mean of x^2 + eps), and x * scale * weight.
     float (*rms_scale)(const float* x, float eps, int64_t n);
     void (*apply_norm)(const float* x, float scale, const float* weight, float* out, int64_t n);
-    // n columns of a tile's rows, row-major with `stride`, into the tile.
-    void (*pack_f32)(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile);
-    void (*pack_int8)(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile);
-    void (*product_f32)(const ProductJob& job);
-    void (*product_int8)(const ProductJob& job);
-    // silu(first half of the columns) * second half, into the tiles `gated`; panel numbers are those
-    // of the first half, even at the start of a job.
-    void (*gated_product_f32)(const ProductJob& job);
-    void (*gated_product_int8)(const ProductJob& job);
     // x[i], x[i + half] rotated by the angles whose cosines and sines are given.
     void (*rotate)(const float* x, const float* cosine, const float* sine, float* out, int64_t half);
     void (*to_half)(const float* x, uint16_t* out, int64_t n);
@@ -131,10 +147,7 @@ struct Kernels {
                           float bound, const float* maxima, const Philox& noise);
     void (*philox)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
-    // For benchmarks. The last two return the number of multiply-adds; `sink` holds two factors.
-    float (*probe_read)(const uint8_t* data, int64_t bytes);
-    int64_t (*probe_f32)(int64_t rounds, float* sink);
-    int64_t (*probe_int8)(int64_t rounds, float* sink);
+    float (*probe_read)(const uint8_t* data, int64_t bytes);    // for benchmarks
 };
 
 const Kernels* scalar_kernels();

@@ -122,30 +122,56 @@ inline void pack_f32(const float* x, int64_t stride, int64_t rows, int64_t n, ui
         for (int64_t row = 0; row < rows; ++row) std::memcpy(tile + row, x + row * stride, 4);
 }
 
-// Symmetric 8-bit activations, one scale per row and group of 32. Per group the tile holds the
-// scales of all rows, their sums of -128 * q, then the quads.
-inline void pack_int8_group(const float* x, int64_t row, int64_t rows, uint32_t* tile) {
+// Activations beside quantised weights: 8 bits, symmetric, one scale per row and group of 32.
+struct QuantisedGroup {
+    float scale;
+    int32_t sum;        // of q
+    int8_t q[GROUP];
+};
+
+inline QuantisedGroup quantise(const float* x) {
     const V a = load(x), b = load(x + LANES);
     const float largest = max_lanes(max(abs(a), abs(b)));
+    QuantisedGroup group;
     // Below this the scale would leave the normal range; such a group is zero to any purpose.
-    const float scale = largest > 1e-30f ? largest / 127.0f : 0.0f;
-    const V inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+    group.scale = largest > 1e-30f ? largest / 127.0f : 0.0f;
+    const V inverse = set1(group.scale > 0.0f ? 1.0f / group.scale : 0.0f);
     const V low = set1(-127.0f), high = set1(127.0f);
     const I qa = to_int(max(min(mul(a, inverse), high), low));
     const I qb = to_int(max(min(mul(b, inverse), high), low));
-    const int32_t start = -128 * sum_lanes(add(qa, qb));
-    int8_t q[GROUP];
-    narrow(qa, q);
-    narrow(qb, q + LANES);
-    std::memcpy(tile + row, &scale, 4);
-    std::memcpy(tile + rows + row, &start, 4);
-    uint32_t* quads = tile + 2 * rows + row;
-    for (int quad = 0; quad < 8; ++quad, quads += QUAD_WORDS * rows)
-        pack_quad(q + quad * 4, quads, rows);
+    group.sum = sum_lanes(add(qa, qb));
+    narrow(qa, group.q);
+    narrow(qb, group.q + LANES);
+    return group;
 }
+
+// Per group the tile holds the scales of all rows, their sums of -128 * q, then the quads.
 inline void pack_int8(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile) {
     for (; n > 0; n -= GROUP, x += GROUP, tile += (2 + 8 * QUAD_WORDS) * rows)
-        for (int64_t row = 0; row < rows; ++row) pack_int8_group(x + row * stride, row, rows, tile);
+        for (int64_t row = 0; row < rows; ++row) {
+            const QuantisedGroup group = quantise(x + row * stride);
+            const int32_t start = -128 * group.sum;
+            std::memcpy(tile + row, &group.scale, 4);
+            std::memcpy(tile + rows + row, &start, 4);
+            uint32_t* quads = tile + 2 * rows + row;
+            for (int quad = 0; quad < 8; ++quad, quads += QUAD_WORDS * rows)
+                pack_quad(group.q + quad * 4, quads, rows);
+        }
+}
+
+// Per group the tile holds the scales of all rows, what their q add up to at that scale, then the
+// quads as bytes.
+inline void pack_int4(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile) {
+    for (; n > 0; n -= GROUP, x += GROUP, tile += (2 + 8) * rows)
+        for (int64_t row = 0; row < rows; ++row) {
+            const QuantisedGroup group = quantise(x + row * stride);
+            const float total = float(group.sum) * group.scale;
+            std::memcpy(tile + row, &group.scale, 4);
+            std::memcpy(tile + rows + row, &total, 4);
+            uint32_t* quads = tile + 2 * rows + row;
+            for (int quad = 0; quad < 8; ++quad, quads += rows)
+                std::memcpy(quads, group.q + quad * 4, 4);
+        }
 }
 
 }  // namespace wager::WAGER_ISA

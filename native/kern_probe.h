@@ -32,16 +32,17 @@ inline int64_t probe_f32(int64_t rounds, float* sink) {
     return rounds * CHAINS * LANES;
 }
 
-inline int64_t probe_int8(int64_t rounds, float* sink) {
+template <I (*Step)(I, I, I), int PRODUCTS>
+inline int64_t probe_integers(int64_t rounds, float* sink) {
     constexpr int CHAINS = 6;
     I sum[CHAINS];
     for (I& s : sum) s = set1_int(0);
     const I a = set1_int(int32_t(sink[0])), b = set1_int(int32_t(sink[1]));
     for (int64_t i = 0; i < rounds; ++i)
-        for (I& s : sum) s = multiply_add_int8(s, a, b);
+        for (I& s : sum) s = Step(s, a, b);
     for (I& s : sum) sum[0] = bit_or(sum[0], s);
     *sink = max_lanes(to_float(sum[0]));
-    return rounds * CHAINS * INT8_PRODUCTS;
+    return rounds * CHAINS * PRODUCTS;
 }
 
 }  // namespace wager::WAGER_ISA

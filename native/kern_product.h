@@ -60,15 +60,39 @@ struct FloatWeights {
     }
 };
 
-struct Int8Weights {
+// Quantised weights go group by group; `W` says how.
+template <class W> struct GroupedWeights {
     static constexpr int64_t UNIT = 2 * GROUP;
-    static constexpr int64_t UNIT_BYTES = PAIR_BYTES;
     static constexpr int64_t SLICE = 1024;
+    static int64_t words(int64_t k) { return k / GROUP * W::GROUP_WORDS; }
+
+    template <int R>
+    static void tile(const uint8_t* w, const uint32_t* x, float* sums, int64_t k, bool first,
+                     Ahead ahead) {
+        constexpr PairLayout PAIR = W::PAIR;
+        V sum[R];
+        load_sums(sum, sums, first);
+        int64_t i = 0;
+        for (; i + UNIT <= k; i += UNIT, w += PAIR.bytes(), x += 2 * W::GROUP_WORDS * R) {
+            ahead.fetch();
+            const uint16_t* scales = reinterpret_cast<const uint16_t*>(w);
+            W::template group<R>(w + PAIR.head, scales, x, sum);
+            W::template group<R>(w + PAIR.head + PAIR.group, scales + LANES,
+                                 x + W::GROUP_WORDS * R, sum);
+        }
+        if (i < k)
+            W::template group<R>(w + PAIR.head, reinterpret_cast<const uint16_t*>(w), x, sum);
+        store_sums(sum, sums);
+    }
+};
+
+struct Int8Weights : GroupedWeights<Int8Weights> {
+    static constexpr PairLayout PAIR = INT8_PAIR;
+    static constexpr int64_t UNIT_BYTES = PAIR.bytes();
     static constexpr int MAX_ROWS = MAX_ROWS_INT8;
     static constexpr WeightKind KIND = WeightKind::int8;
     static constexpr auto pack = pack_int8;
     static constexpr int64_t GROUP_WORDS = 2 + 8 * QUAD_WORDS;
-    static int64_t words(int64_t k) { return k / GROUP * GROUP_WORDS; }
 
     template <int R>
     static inline void group(const uint8_t* w, const uint16_t* scales, const uint32_t* x,
@@ -80,21 +104,27 @@ struct Int8Weights {
             sum[r] = fma(to_float(dot), mul(weight_scale, set1(row_scale[r])), sum[r]);
         });
     }
+};
 
+struct Int4Weights : GroupedWeights<Int4Weights> {
+    static constexpr PairLayout PAIR = INT4_PAIR;
+    static constexpr int64_t UNIT_BYTES = PAIR.bytes();
+    static constexpr int MAX_ROWS = MAX_ROWS_INT8;
+    static constexpr WeightKind KIND = WeightKind::int4;
+    static constexpr auto pack = pack_int4;
+    static constexpr int64_t GROUP_WORDS = 2 + 8;
+
+    // sum of (minimum + scale * q) * x = scale * (sum of q * x) + minimum * (sum of x)
     template <int R>
-    static void tile(const uint8_t* w, const uint32_t* x, float* sums, int64_t k, bool first,
-                     Ahead ahead) {
-        V sum[R];
-        load_sums(sum, sums, first);
-        int64_t i = 0;
-        for (; i + UNIT <= k; i += UNIT, w += PAIR_BYTES, x += 2 * GROUP_WORDS * R) {
-            ahead.fetch();
-            const uint16_t* scales = reinterpret_cast<const uint16_t*>(w);
-            group<R>(w + 64, scales, x, sum);
-            group<R>(w + 64 + GROUP * LANES, scales + LANES, x + GROUP_WORDS * R, sum);
-        }
-        if (i < k) group<R>(w + 64, reinterpret_cast<const uint16_t*>(w), x, sum);
-        store_sums(sum, sums);
+    static inline void group(const uint8_t* w, const uint16_t* scales, const uint32_t* x,
+                             V (&sum)[R]) {
+        const V weight_scale = load(scales), minimum = load(scales + 2 * LANES);
+        const float* row_scale = reinterpret_cast<const float*>(x);
+        const float* total = row_scale + R;
+        nibble_dots<R>(w, x + 2 * R, [&](int r, I dot) {
+            const V scale = mul(weight_scale, set1(row_scale[r]));
+            sum[r] = fma(minimum, set1(total[r]), fma(to_float(dot), scale, sum[r]));
+        });
     }
 };
 

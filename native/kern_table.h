@@ -9,21 +9,21 @@
 
 namespace wager::WAGER_ISA {
 
-static_assert(MAX_ROWS_F32 <= MAX_TILE_ROWS && MAX_ROWS_INT8 <= MAX_TILE_ROWS);
+template <class W, WeightKind Kind>
+constexpr ProductKernels product_kernels(int64_t (*probe)(int64_t, float*)) {
+    static_assert(W::KIND == Kind && W::MAX_ROWS <= MAX_TILE_ROWS);
+    return {W::MAX_ROWS, W::words, W::pack, product<W>, gated_product<W>, probe};
+}
 
 constexpr Kernels TABLE = {
     ISA_NAME,
-    MAX_ROWS_F32,
-    MAX_ROWS_INT8,
-    Int8Weights::GROUP_WORDS,
+    {product_kernels<FloatWeights, WeightKind(0)>(probe_f32),
+     product_kernels<Int8Weights, WeightKind(1)>(
+         probe_integers<multiply_add_int8, INT8_PRODUCTS>),
+     product_kernels<Int4Weights, WeightKind(2)>(
+         probe_integers<multiply_add_int4, INT4_PRODUCTS>)},
     rms_scale,
     apply_norm,
-    pack_f32,
-    pack_int8,
-    product<FloatWeights>,
-    product<Int8Weights>,
-    gated_product<FloatWeights>,
-    gated_product<Int8Weights>,
     rotate,
     to_half,
     attend<float>,
@@ -37,8 +37,6 @@ constexpr Kernels TABLE = {
     gumbel_max,
     philox,
     probe_read,
-    probe_f32,
-    probe_int8,
 };
 
 }  // namespace wager::WAGER_ISA

@@ -23,15 +23,11 @@ struct HeldMatrix : Matrix { nb::object owner; };
 struct HeldLayer : Layer { std::vector<nb::object> owners; };
 struct HeldPool : KvPool { nb::object keys_owner, values_owner; };
 
-WeightKind weight_kind(const std::string& name) {
-    require(name == "f32" || name == "int8", "weight kind must be f32 or int8");
-    return name == "f32" ? WeightKind::f32 : WeightKind::int8;
-}
-
 int64_t packed_bytes(int64_t n, int64_t k, WeightKind kind) {
     constexpr int64_t most = int64_t(1) << 40;
     require(n > 0 && k > 0 && n <= most / k, "a matrix must have from 1 to 2^40 elements");
-    require(kind == WeightKind::f32 || k % GROUP == 0, "int8 needs K to be a multiple of 32");
+    require(kind == WeightKind::f32 || k % GROUP == 0,
+            "quantised weights need K to be a multiple of 32");
     return (n + LANES - 1) / LANES * panel_bytes(k, kind);
 }
 
@@ -55,7 +51,7 @@ std::string pack_into(View<uint8_t, 1> out, Floats2 weight, int64_t first_row, i
     const nb::gil_scoped_release unlocked;
     switch (pack_rows(out.data(), weight.data(), first_row, rows, n, k, kind)) {
         case PackResult::not_finite: return "not finite";
-        case PackResult::too_large: return "too large for int8";
+        case PackResult::too_large: return "too large for " + kind_name;
         case PackResult::ok: break;
     }
     return "";

@@ -54,11 +54,10 @@ Batch::Batch(const int32_t* pos, int64_t rows, const int32_t* begin, int64_t req
 }
 
 Tiles Ops::tiles(Buffer& buffer, const Matrix& matrix, int64_t rows) {
-    const bool f32 = matrix.kind == WeightKind::f32;
-    const int64_t words = f32 ? matrix.k : matrix.k / GROUP * kernels_->int8_words_per_group;
-    const int64_t most = f32 ? kernels_->max_rows_f32 : kernels_->max_rows_int8;
+    const ProductKernels& of = kernels_->of(matrix.kind);
+    const int64_t words = of.words(matrix.k);
     const auto* data = reinterpret_cast<uint32_t*>(buffer.floats(words * rows));
-    return {data, rows, words, (rows + most - 1) / most};
+    return {data, rows, words, (rows + of.max_rows - 1) / of.max_rows};
 }
 
 // Rows into tiles: their RMS norm, or, without a weight, as they are.

@@ -39,11 +39,10 @@ struct TileJobs {
         const int64_t tile = job / parts(), first = job % parts() * part;
         const int64_t n = std::min(part, matrix.k - first);
         const int64_t start = tiles.begin(tile), rows = tiles.begin(tile + 1) - start;
-        const bool f32 = matrix.kind == WeightKind::f32;
-        const int64_t words = f32 ? first : first / GROUP * kernels.int8_words_per_group;
+        const ProductKernels& of = kernels.of(matrix.kind);
         for (int64_t row = 0; row < rows; ++row) fill(start + row, first, n, scratch + row * part);
-        uint32_t* out = const_cast<uint32_t*>(tiles.data) + start * tiles.words + words * rows;
-        (f32 ? kernels.pack_f32 : kernels.pack_int8)(scratch, part, rows, n, out);
+        uint32_t* out = const_cast<uint32_t*>(tiles.data) + start * tiles.words;
+        of.pack(scratch, part, rows, n, out + of.words(first) * rows);
     }
 };
 
@@ -60,18 +59,17 @@ struct Ops::Product {
     Product(const Kernels& kernels, int threads, const Matrix& m, const Tiles& x, float* out,
             int64_t stride, bool add, const Tiles* gated = nullptr)
         : whole{m.data, m.n, m.k, x, out, stride, add, 0, 0, 0, 0} {
-        const bool f32 = m.kind == WeightKind::f32;
-        kernel = f32 ? kernels.product_f32 : kernels.product_int8;
+        const ProductKernels& of = kernels.of(m.kind);
+        kernel = of.product;
         panels = m.panels();
         if (gated) {
-            kernel = f32 ? kernels.gated_product_f32 : kernels.gated_product_int8;
+            kernel = of.gated_product;
             panels = m.n / 2 / LANES;
             whole.gated = const_cast<uint32_t*>(gated->data);
             whole.gated_words = gated->words;
         }
         const int64_t rows = std::min(MAX_JOB_ROWS, ACTIVATION_BYTES / (x.words * 4));
-        const int64_t most = f32 ? kernels.max_rows_f32 : kernels.max_rows_int8;
-        const int64_t tiles_per_job = std::max<int64_t>(1, rows / most);
+        const int64_t tiles_per_job = std::max<int64_t>(1, rows / of.max_rows);
         tile_jobs = (x.count + tiles_per_job - 1) / tiles_per_job;
         // Enough jobs that threads end together, few enough that handing them out costs nothing.
         panels_per_job = std::clamp<int64_t>(panels * tile_jobs / (threads * 8), 1, 8);

@@ -51,9 +51,7 @@ double read_rate(const Ops& ops, View<const uint8_t, 1> data) {
 }
 
 double multiply_rate(const Ops& ops, const std::string& kind, int64_t rounds) {
-    require(kind == "f32" || kind == "int8", "weight kind must be f32 or int8");
-    Probe probe{ops.kernels(), nullptr, rounds,
-                kind == "f32" ? ops.kernels().probe_f32 : ops.kernels().probe_int8};
+    Probe probe{ops.kernels(), nullptr, rounds, ops.kernels().of(weight_kind(kind)).probe};
     const nb::gil_scoped_release unlocked;
     return per_second(ops, probe);
 }

@@ -12,7 +12,7 @@ namespace wager::WAGER_ISA {
 
 // 6 rows x 2 registers of sums, 2 of weights, 1 broadcast: 15 of the 16 registers.
 constexpr int MAX_ROWS_F32 = 6;
-// 5 rows x 2 registers of integer sums, 4 of widened weights, 1 broadcast.
+// 5 rows x 2 registers of integer sums, 4 of widened weights, 1 broadcast (int4: and 1 mask).
 constexpr int MAX_ROWS_INT8 = 5;
 constexpr const char* ISA_NAME = "avx2";
 
@@ -155,6 +155,13 @@ inline I multiply_add_int8(I sum, I a, I b) {
             _mm256_add_epi32(sum.b, _mm256_madd_epi16(a.b, b.b))};
 }
 
+// The same with unsigned `a` in 4 bits: sums of 16 bits, as `nibble_dots` keeps them.
+constexpr int INT4_PRODUCTS = 64;
+inline I multiply_add_int4(I sum, I a, I b) {
+    return {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(a.a, b.a)),
+            _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(a.b, b.b))};
+}
+
 // int8: four k of one row are widened to 16 bits, as two words: k 0 and 2, k 1 and 3. That order is
 // what two shifts make of the packed weights, and 16-bit products cannot saturate.
 constexpr int QUAD_WORDS = 2;
@@ -190,6 +197,33 @@ inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t*, Use 
     }
     WAGER_UNROLL
     for (int r = 0; r < R; ++r) use(r, dot[r]);
+}
+
+// int4: one word holds four k of one row as bytes. A group fits sums of 16 bits, with no saturation
+// on the way: 8 quads of 2 products of at most 15 * 127 are 30,480.
+template <int R, class Use>
+inline void nibble_dots(const uint8_t* w, const uint32_t* x, Use use) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    I sum[R];
+    WAGER_UNROLL
+    for (int r = 0; r < R; ++r) sum[r] = set1_int(0);
+    WAGER_UNROLL
+    for (int line = 0; line < 4; ++line) {
+        const I both = load_int(w + line * 64);
+        const I first = {_mm256_and_si256(both.a, mask), _mm256_and_si256(both.b, mask)};
+        const I second = {_mm256_and_si256(_mm256_srli_epi16(both.a, 4), mask),
+                          _mm256_and_si256(_mm256_srli_epi16(both.b, 4), mask)};
+        const uint32_t* words = x + line * 2 * R;
+        WAGER_UNROLL
+        for (int r = 0; r < R; ++r) {
+            sum[r] = multiply_add_int4(sum[r], first, set1_int(int32_t(words[r])));
+            sum[r] = multiply_add_int4(sum[r], second, set1_int(int32_t(words[R + r])));
+        }
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+    WAGER_UNROLL
+    for (int r = 0; r < R; ++r)
+        use(r, I{_mm256_madd_epi16(sum[r].a, ones), _mm256_madd_epi16(sum[r].b, ones)});
 }
 
 }  // namespace wager::WAGER_ISA

@@ -101,25 +101,49 @@ inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), 
 constexpr int INT8_PRODUCTS = 64;
 inline I multiply_add_int8(I sum, I a, I b) { return {_mm512_dpbusd_epi32(sum.v, a.v, b.v)}; }
 
+constexpr int INT4_PRODUCTS = INT8_PRODUCTS;
+inline I multiply_add_int4(I sum, I a, I b) { return multiply_add_int8(sum, a, b); }
+
 // int8: one word holds four consecutive k of one row, signed; the weights, stored with an offset of
 // 128, are the unsigned side of the dot-product instruction.
 constexpr int QUAD_WORDS = 1;
 inline void pack_quad(const int8_t* q, uint32_t* out, int64_t) { std::memcpy(out, q, 4); }
+
+// `start(r)` is where the sum of row r begins. Inlined, so that the quads stay in registers.
+template <int R, class Start, class Use>
+[[gnu::always_inline]] inline void quad_dots(const __m512i (&quads)[8], const uint32_t* x,
+                                             Start start, Use use) {
+    // Rolled: unrolled, the compiler keeps too many broadcasts at once.
+#pragma GCC unroll 1
+    for (int r = 0; r < R; ++r) {
+        __m512i dot = _mm512_set1_epi32(start(r));
+        WAGER_UNROLL
+        for (int quad = 0; quad < 8; ++quad)
+            dot = _mm512_dpbusd_epi32(dot, quads[quad], _mm512_set1_epi32(int(x[quad * R + r])));
+        use(r, I{dot});
+    }
+}
 
 template <int R, class Use>
 inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t* start, Use use) {
     __m512i quads[8];
     WAGER_UNROLL
     for (int quad = 0; quad < 8; ++quad) quads[quad] = _mm512_loadu_si512(w + quad * 64);
-    // Rolled: unrolled, the compiler keeps too many broadcasts at once.
-#pragma GCC unroll 1
-    for (int r = 0; r < R; ++r) {
-        __m512i dot = _mm512_set1_epi32(start[r]);
-        WAGER_UNROLL
-        for (int quad = 0; quad < 8; ++quad)
-            dot = _mm512_dpbusd_epi32(dot, quads[quad], _mm512_set1_epi32(int(x[quad * R + r])));
-        use(r, I{dot});
+    quad_dots<R>(quads, x, [&](int r) { return start[r]; }, use);
+}
+
+// int4: a line of weights holds two quads, unsigned as they are.
+template <int R, class Use>
+inline void nibble_dots(const uint8_t* w, const uint32_t* x, Use use) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    __m512i quads[8];
+    WAGER_UNROLL
+    for (int line = 0; line < 4; ++line) {
+        const __m512i both = _mm512_loadu_si512(w + line * 64);
+        quads[2 * line] = _mm512_and_si512(both, mask);
+        quads[2 * line + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
     }
+    quad_dots<R>(quads, x, [](int) { return 0; }, use);
 }
 
 }  // namespace wager::WAGER_ISA

@@ -101,6 +101,9 @@ inline I multiply_add_int8(I sum, I a, I b) {
     return sum;
 }
 
+constexpr int INT4_PRODUCTS = INT8_PRODUCTS;
+inline I multiply_add_int4(I sum, I a, I b) { return multiply_add_int8(sum, a, b); }
+
 // int8: one word holds four consecutive k of one row.
 constexpr int QUAD_WORDS = 1;
 inline void pack_quad(const int8_t* q, uint32_t* out, int64_t) { std::memcpy(out, q, 4); }
@@ -116,6 +119,24 @@ inline void group_dots(const uint8_t* w, const uint32_t* x, const int32_t* start
             std::memcpy(q, x + quad * R + r, 4);
             for (int lane = 0; lane < 16; ++lane)
                 for (int j = 0; j < 4; ++j) dot.v[lane] += q[j] * w[quad * 64 + lane * 4 + j];
+        }
+        use(r, dot);
+    }
+}
+
+// The same for int4: `w` is [4][16][4] bytes of two quads each, `x` as bytes.
+template <int R, class Use>
+inline void nibble_dots(const uint8_t* w, const uint32_t* x, Use use) {
+    for (int r = 0; r < R; ++r) {
+        I dot = set1_int(0);
+        for (int quad = 0; quad < 8; ++quad) {
+            int8_t q[4];
+            std::memcpy(q, x + quad * R + r, 4);
+            for (int lane = 0; lane < 16; ++lane)
+                for (int j = 0; j < 4; ++j) {
+                    const uint8_t both = w[quad / 2 * 64 + lane * 4 + j];
+                    dot.v[lane] += q[j] * (quad % 2 ? both >> 4 : both & 15);
+                }
         }
         use(r, dot);
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from wager.checks import choice, real, whole
 from wager.errors import ConfigError, RequestError
@@ -54,7 +54,7 @@ class EngineConfig:
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
-        choice("weights", self.weights, ("auto", "f32", "int8"))
+        choice("weights", self.weights, ("auto", *get_args(WeightKind)))
         choice("kv", self.kv, ("auto", "f32", "f16"))
         choice("ops", self.ops, ("auto", "native", "reference"))
         for name in ("threads", "max_model_len", "kv_memory"):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-WeightKind: TypeAlias = Literal["f32", "int8"]
+# Finest first.
+WeightKind: TypeAlias = Literal["f32", "int8", "int4"]
 KvKind: TypeAlias = Literal["f32", "f16"]
 
 

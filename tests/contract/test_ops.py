@@ -16,7 +16,12 @@ from wager.ops.base import F32, OpSet
 from wager.types import KvKind, WeightKind
 
 SETS = ["reference", *(f"native-{isa}-2" for isa in usable_sets())]
-KINDS: list[tuple[WeightKind, KvKind]] = [("f32", "f32"), ("f32", "f16"), ("int8", "f32")]
+KINDS: list[tuple[WeightKind, KvKind]] = [
+    ("f32", "f32"),
+    ("f32", "f16"),
+    ("int8", "f32"),
+    ("int4", "f32"),
+]
 # Groups of 1, 3 and 4 query heads, and every size of head that models in the wild have.
 SHAPES = {
     "dim 16, group 2": config_of(),
@@ -130,7 +135,7 @@ def written(
     return joined(keys), joined(values)
 
 
-@pytest.mark.parametrize("kind", ["f32", "int8"])
+@pytest.mark.parametrize("kind", ["f32", "int8", "int4"])
 def test_a_packed_matrix_gives_its_rows_back(ops: OpSet, kind: WeightKind) -> None:
     rng = np.random.default_rng(4)
     weight = rng.standard_normal((130, 96)).astype(np.float32)
@@ -141,11 +146,27 @@ def test_a_packed_matrix_gives_its_rows_back(ops: OpSet, kind: WeightKind) -> No
         assert same_bits(rows, weight)
     else:
         # Half a quantisation step of the group, and what half precision does to tiny scales.
-        groups = np.abs(weight).reshape(130, 3, 32).max(axis=2)
-        bound = np.repeat(groups / 127 * 0.501 + 1e-6, 32, axis=1)
+        groups = weight.reshape(130, 3, 32)
+        steps = np.abs(groups).max(axis=2) / 127 if kind == "int8" else np.ptp(groups, axis=2) / 15
+        bound = np.repeat(steps * 0.505 + 1e-6, 32, axis=1)
         assert (np.abs(rows - weight) <= bound).all()
     in_one_piece = ops.embed(pack(ops, weight, kind, 144), np.arange(130, dtype=np.int32))
     assert same_bits(rows, in_one_piece)
+
+
+@pytest.mark.parametrize("levels", [(0, 16), (3, 12), (5, 6)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_weights_in_4_bits_stay_as_they_are(
+    ops: OpSet, levels: tuple[int, int], sign: int
+) -> None:
+    """Also where a group uses a part of the levels, or counts them downwards."""
+    rng = np.random.default_rng(6)
+    scales = sign * rng.uniform(1e-6, 0.1, (99, 3, 1)).astype(np.float16).astype(np.float32)
+    minima = (-scales * rng.uniform(0, 15, (99, 3, 1))).astype(np.float16).astype(np.float32)
+    weight = minima + scales * rng.integers(*levels, (99, 3, 32)).astype(np.float32)
+    weight = weight.reshape(99, 96)
+    rows = ops.embed(pack(ops, weight, "int4"), np.arange(99, dtype=np.int32))
+    assert same_bits(rows, weight)
 
 
 def test_weights_that_cannot_be_packed_are_refused(ops: OpSet) -> None:
@@ -153,13 +174,15 @@ def test_weights_that_cannot_be_packed_are_refused(ops: OpSet) -> None:
     for value in (np.nan, np.inf, -np.inf):
         bad = good.copy()
         bad[3, 5] = value
-        for kind in ("f32", "int8"):
+        for kind in ("f32", "int8", "int4"):
             with pytest.raises(ModelError, match="not finite"):
                 pack(ops, bad, kind)
-    with pytest.raises(ModelError, match=r"\[16, 40\].*multiple of 32"):
-        ops.packed_bytes(16, 40, "int8")
-    with pytest.raises(ModelError, match="too large"):
-        pack(ops, good * 1e8, "int8")
+    rounded: tuple[WeightKind, ...] = ("int8", "int4")
+    for small in rounded:
+        with pytest.raises(ModelError, match=rf"{small}.*\[16, 40\].*multiple of 32"):
+            ops.packed_bytes(16, 40, small)
+        with pytest.raises(ModelError, match=f"too large for {small}"):
+            pack(ops, good * 1e8, small)
     with pytest.raises(ValueError, match=r"size|bytes"):
         ops.matrix(np.zeros(7, np.uint8), 16, 64, "f32")
 

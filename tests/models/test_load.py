@@ -23,8 +23,9 @@ from tests.tiny import (
 )
 from wager.errors import ConfigError, CorruptFile, ModelError, UnsupportedModel
 from wager.models.load import Model, load_model, open_checkpoint, resolve
-from wager.models.packed import packed_files
+from wager.models.packed import packed_files, packing_id
 from wager.models.paths import packed_dir
+from wager.ops.reference import ReferenceOps
 
 
 @pytest.fixture(autouse=True)
@@ -120,11 +121,53 @@ def test_int8_and_f32(tmp_path: Path) -> None:
     assert np.array_equal(small.final_norm, exact.final_norm)
 
 
-def test_widths_that_int8_cannot_take(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", ["Q4_1", "Q4_0"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_layers_of_a_4_bit_file_are_the_same_at_int4(
+    tmp_path: Path, stored: str, tied: bool
+) -> None:
+    """The embedding and the head are kept in 8 bits."""
+    path = str(write_tiny_gguf(tmp_path / "m.gguf", tensor_type=stored, tied=tied))
+    ops = ReferenceOps()
+    model, truth, coarse = (load_model(path, ops, kind) for kind in ("int4", "f32", "int8"))
+    assert model.weights == "int4"
+    assert model.packed_bytes < coarse.packed_bytes
+    assert len({model.fingerprint, truth.fingerprint, coarse.fingerprint}) == 3
+    for ours, theirs in zip(model.layers, truth.layers, strict=True):
+        for name in ("qkv", "out", "gate_up", "down"):
+            mine, its = getattr(ours.weights, name), getattr(theirs.weights, name)
+            for row in range(mine.shape[0]):
+                assert np.array_equal(mine.row(row), its.row(row)), name
+    for name in ("embed", "head"):
+        assert np.array_equal(getattr(model, name).weight, getattr(coarse, name).weight), name
+    # The second start maps what the first one packed.
+    again = load_model(path, ops, "int4")
+    assert np.array_equal(again.layers[1].weights.down.weight, model.layers[1].weights.down.weight)
+    assert len(packed_files()) == 3
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_widths_that_groups_cannot_take(tmp_path: Path, kind: str) -> None:
     path = write_tiny_hf(tmp_path / "hf", hidden=48, heads=4, intermediate=80)
     assert load(path).weights == "f32"
-    with pytest.raises(ConfigError, match="weights: int8 needs widths that are multiples of 32"):
-        load(path, "int8")
+    message = f"weights: {kind} needs widths that are multiples of 32"
+    with pytest.raises(ConfigError, match=message):
+        load(path, kind)
+
+
+def test_a_packing_is_named_by_all_that_it_packs() -> None:
+    class OtherTables(ReferenceOps):
+        """Packs int8, and so what int4 keeps in 8 bits, in another way."""
+
+        def pack_into(self, out: Any, weight: Any, first_row: int, n: int, kind: Any) -> None:
+            turned = weight[:, ::-1].copy() if kind == "int8" else weight
+            super().pack_into(out, turned, first_row, n, kind)
+
+    ours, other = ReferenceOps(), OtherTables()
+    assert len({packing_id(ours, kind) for kind in ("f32", "int8", "int4")}) == 3
+    assert packing_id(ours, "f32") == packing_id(other, "f32")
+    assert packing_id(ours, "int8") != packing_id(other, "int8")
+    assert packing_id(ours, "int4") != packing_id(other, "int4")
 
 
 def test_packed_weights_are_mapped_at_the_next_start(tmp_path: Path) -> None:

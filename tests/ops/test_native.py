@@ -55,7 +55,8 @@ def test_close_to_the_reference(shape: str, kind: WeightKind, kv: KvKind) -> Non
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=atol)
 
 
-def test_int8_products_are_those_of_the_reference() -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_products_are_those_of_the_reference(kind: WeightKind) -> None:
     config = config_of(hidden=96, intermediate=64, heads=6)
     rng = np.random.default_rng(23)
     attended = (rng.standard_normal((40, 96)) * 3).astype(np.float32)
@@ -64,7 +65,7 @@ def test_int8_products_are_those_of_the_reference() -> None:
     results = []
     for ops in (ReferenceOps(), *(make(f"native-{isa}-2") for isa in usable_sets())):
         x = np.zeros((40, 96), np.float32)
-        ops.attn_out(build(ops, config, "int8").layers[0], attended, x)
+        ops.attn_out(build(ops, config, kind).layers[0], attended, x)
         results.append(x)
     for found in results[1:]:
         np.testing.assert_allclose(found, results[0], rtol=1e-5, atol=1e-5)
@@ -84,6 +85,22 @@ def test_extreme_int8_values_do_not_saturate() -> None:
         exact = signs @ x.T
         np.testing.assert_allclose(found.T, exact, rtol=2e-3, atol=1e-3)
         assert found[0, 0] == -found[1, 0] == found[1, 1] == -found[0, 1]
+
+
+def test_extreme_int4_values_do_not_saturate() -> None:
+    """Activations of +-127 beside weights at the top level in every place but one."""
+    weight = np.ones((16, 64), np.float32)
+    weight[1], weight[2, 1::2] = -1.0, 0.0
+    weight[:, ::32] = 0.0
+    for isa in usable_sets():
+        ops = make(f"native-{isa}-1")
+        x = np.ones((3, 64), np.float32)
+        x[1], x[2, ::2] = -1.0, -1.0
+        head = pack(ops, weight, "int4")
+        rows = ops.embed(head, np.arange(16, dtype=np.int32))
+        np.testing.assert_allclose(rows, weight, atol=3e-4)
+        found = ops.logits(np.ones(64, np.float32), 0.0, head, x, np.arange(3, dtype=np.int32))
+        np.testing.assert_allclose(found.T, rows @ x.T, rtol=1e-5, atol=1e-4)
 
 
 def test_quantised_activations_stay_in_range() -> None:

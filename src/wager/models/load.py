@@ -91,9 +91,9 @@ def load_model(
 ) -> Model:
     """Load a model over an op set.
 
-    ``weights`` auto keeps the precision class of the file: int8 for files of 8 bits and fewer, f32
-    otherwise. ``max_context`` shortens the context (tokens), never lengthens it. Raises ModelError
-    (CorruptFile, UnsupportedModel) and ConfigError.
+    ``weights`` auto is int8 for files of 8 bits and fewer, f32 otherwise. ``max_context`` shortens
+    the context (tokens), never lengthens it. Raises ModelError (CorruptFile, UnsupportedModel) and
+    ConfigError.
     """
     checkpoint = open_checkpoint(name_or_path)
     config = _with_context(checkpoint, max_context)
@@ -162,10 +162,10 @@ def _weight_kind(checkpoint: Checkpoint, weights: WeightKind | Literal["auto"]) 
     uneven = next((width for width in widths if width % GROUP), None)
     if weights == "auto":
         return "int8" if checkpoint.quantised and uneven is None else "f32"
-    if weights == "int8" and uneven is not None:
+    if weights != "f32" and uneven is not None:
         raise ConfigError(
-            f"weights: int8 needs widths that are multiples of {GROUP}, and {checkpoint.path} has "
-            f"{uneven}; use f32"
+            f"weights: {weights} needs widths that are multiples of {GROUP}, and "
+            f"{checkpoint.path} has {uneven}; use f32"
         )
     return weights
 

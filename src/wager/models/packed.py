@@ -41,11 +41,15 @@ SUFFIX: Final = ".packed"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One matrix [n, k] or vector [n] of the packed file, and the tensors that make it, by rows."""
+    """One matrix [n, k] or vector [n] of the packed file, and the tensors that make it, by rows.
+
+    ``kind`` is how it is stored; vectors are f32.
+    """
 
     name: str
     parts: tuple[str, ...]
     shape: tuple[int, ...]
+    kind: WeightKind
     offset: int
     nbytes: int
 
@@ -63,17 +67,16 @@ class PackedFile:
 class PackedWeights:
     """Packed bytes of a whole model, mapped or in memory. Keeps what it hands out alive."""
 
-    def __init__(self, data: Bytes, pieces: Mapping[str, Piece], kind: WeightKind) -> None:
+    def __init__(self, data: Bytes, pieces: Mapping[str, Piece]) -> None:
         self._data = data
         self._pieces = pieces
-        self._kind = kind
         self.nbytes = sum(piece.nbytes for piece in pieces.values())
 
     def matrix(self, name: str, ops: OpSet) -> Any:
         """The op set's handle of a matrix."""
         piece = self._pieces[name]
         n, k = piece.shape
-        return ops.matrix(self._bytes(piece), n, k, self._kind)
+        return ops.matrix(self._bytes(piece), n, k, piece.kind)
 
     def vector(self, name: str) -> F32:
         """A float32 vector (a copy: they are small)."""
@@ -102,8 +105,17 @@ def load_packed(checkpoint: Checkpoint, ops: OpSet, kind: WeightKind) -> PackedW
     path = packed_dir() / f"{name}{SUFFIX}"
     data = _mapped(path, header)
     if data is None:
-        data = _made(checkpoint, ops, kind, pieces, path, header)
-    return PackedWeights(data, pieces, kind)
+        data = _made(checkpoint, ops, pieces, path, header)
+    return PackedWeights(data, pieces)
+
+
+def table_kind(kind: WeightKind) -> WeightKind:
+    """How a model of that kind stores its embedding and its head: int8 where the layers are int4.
+
+    The head takes part in every logit, so its rounding is not averaged out by later layers; 4-bit
+    files keep the two in 6 to 8 bits as well.
+    """
+    return "int8" if kind == "int4" else kind
 
 
 def plan(config: ModelConfig, ops: OpSet, kind: WeightKind) -> dict[str, Piece]:
@@ -111,16 +123,17 @@ def plan(config: ModelConfig, ops: OpSet, kind: WeightKind) -> dict[str, Piece]:
     pieces: dict[str, Piece] = {}
     end = 0
 
-    def add(name: str, shape: tuple[int, ...], *parts: str) -> None:
+    def add(name: str, shape: tuple[int, ...], *parts: str, stored: WeightKind = kind) -> None:
         nonlocal end
         matrix = len(shape) == 2
-        size = ops.packed_bytes(shape[0], shape[1], kind) if matrix else 4 * shape[0]
-        pieces[name] = Piece(name, parts, shape, end, size)
+        size = ops.packed_bytes(shape[0], shape[1], stored) if matrix else 4 * shape[0]
+        pieces[name] = Piece(name, parts, shape, stored if matrix else "f32", end, size)
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
 
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    add("embed", (config.vocab_size, hidden), "model.embed_tokens.weight")
+    table, tables = (config.vocab_size, hidden), table_kind(kind)
+    add("embed", table, "model.embed_tokens.weight", stored=tables)
     for i in range(config.num_layers):
         layer = f"model.layers.{i}."
         attention, mlp = layer + "self_attn.", layer + "mlp."
@@ -133,21 +146,27 @@ def plan(config: ModelConfig, ops: OpSet, kind: WeightKind) -> dict[str, Piece]:
         add(f"{i}.down", (hidden, inner), mlp + "down_proj.weight")
     add("norm", (hidden,), "model.norm.weight")
     if not config.tied_head:
-        add("head", (config.vocab_size, hidden), "lm_head.weight")
+        add("head", table, "lm_head.weight", stored=tables)
     return pieces
 
 
 def packing_id(ops: OpSet, kind: WeightKind) -> str:
-    """Names how an op set packs, by what it makes of one known matrix.
+    """Names how an op set packs a model of that kind, by what it makes of one known matrix.
 
     A packing that changes gets another name without a version number that somebody has to raise.
     """
     n, k = 2 * PACK_ROWS + 5, 3 * GROUP
     values = np.arange(n * k, dtype=np.uint32) * np.uint32(2654435761)
     weight = (values.astype(np.float32) / np.float32(1 << 31) - 1).reshape(n, k)
-    out = np.zeros(ops.packed_bytes(n, k, kind), dtype=np.uint8)
-    ops.pack_into(out, weight, 0, n, kind)
-    return f"{ops.name}-{hashlib.sha256(out.tobytes()).hexdigest()[:16]}"
+    digest = hashlib.sha256()
+    if kind == "int4":
+        # Groups that are in 4 bits already have a way of their own.
+        weight[::2] = np.rint(weight[::2] * 6) / 8
+    for used in dict.fromkeys((kind, table_kind(kind))):
+        out = np.zeros(ops.packed_bytes(n, k, used), dtype=np.uint8)
+        ops.pack_into(out, weight, 0, n, used)
+        digest.update(out.tobytes())
+    return f"{ops.name}-{digest.hexdigest()[:16]}"
 
 
 def packed_files() -> list[PackedFile]:
@@ -216,12 +235,12 @@ def _header_bytes(header: dict[str, Any], checksum: int) -> bytes:
 
 
 def _made(
-    checkpoint: Checkpoint, ops: OpSet, kind: WeightKind, pieces: Mapping[str, Piece], path: Path,
+    checkpoint: Checkpoint, ops: OpSet, pieces: Mapping[str, Piece], path: Path,
     header: dict[str, Any],
 ) -> Bytes:  # fmt: skip
     try:
         with replacing(path) as file:
-            _write(file, checkpoint, ops, kind, pieces, header)
+            _write(file, checkpoint, ops, pieces, header)
         data = _mapped(path, header)
         if data is not None:
             return data
@@ -230,13 +249,13 @@ def _made(
         reason = error.strerror or error
         _log.warning("%s: cannot keep packed weights (%s); every start packs again", path, reason)
     data = np.zeros(header["bytes"], dtype=np.uint8)
-    _pack(data, checkpoint, ops, kind, pieces)
+    _pack(data, checkpoint, ops, pieces)
     return data
 
 
 def _write(
-    file: BinaryIO, checkpoint: Checkpoint, ops: OpSet, kind: WeightKind,
-    pieces: Mapping[str, Piece], header: dict[str, Any],
+    file: BinaryIO, checkpoint: Checkpoint, ops: OpSet, pieces: Mapping[str, Piece],
+    header: dict[str, Any],
 ) -> None:  # fmt: skip
     size = _DATA_START + header["bytes"]
     file.truncate(size)
@@ -246,15 +265,13 @@ def _write(
     # Not closed by hand: that insists on no view being left; it goes with its last reference.
     mapped = mmap.mmap(file.fileno(), size)
     data = np.frombuffer(mapped, dtype=np.uint8, offset=_DATA_START)
-    _pack(data, checkpoint, ops, kind, pieces)
+    _pack(data, checkpoint, ops, pieces)
     start = _header_bytes(header, zlib.crc32(data.data))
     mapped[: len(start)] = start
     mapped.flush()
 
 
-def _pack(
-    data: Bytes, checkpoint: Checkpoint, ops: OpSet, kind: WeightKind, pieces: Mapping[str, Piece]
-) -> None:
+def _pack(data: Bytes, checkpoint: Checkpoint, ops: OpSet, pieces: Mapping[str, Piece]) -> None:
     """Pack every tensor of the model, each exactly once."""
     left = dict(checkpoint.tensors)
     for piece in pieces.values():
@@ -264,7 +281,7 @@ def _pack(
             if len(piece.shape) == 1:
                 _pack_vector(out, parts[0])
             else:
-                _pack_matrix(out, parts, piece.shape, ops, kind)
+                _pack_matrix(out, parts, piece, ops)
         except CorruptFile:
             raise
         except ModelError as error:
@@ -281,14 +298,12 @@ def _pack_vector(out: Bytes, tensor: StoredTensor) -> None:
     out[:] = np.ascontiguousarray(values, dtype=np.float32).view(np.uint8)
 
 
-def _pack_matrix(
-    out: Bytes, parts: list[StoredTensor], shape: tuple[int, ...], ops: OpSet, kind: WeightKind
-) -> None:
-    n, k = shape
+def _pack_matrix(out: Bytes, parts: list[StoredTensor], piece: Piece, ops: OpSet) -> None:
+    n, k = piece.shape
     rows = max(CHUNK_BYTES // (4 * k) // PACK_ROWS, 1) * PACK_ROWS
     for first in range(0, n, rows):
         weight = _rows(parts, first, min(rows, n - first))
-        ops.pack_into(out, weight, first, n, kind)
+        ops.pack_into(out, weight, first, n, piece.kind)
 
 
 def _rows(parts: list[StoredTensor], first: int, count: int) -> F32:

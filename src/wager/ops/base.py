@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.config import ModelConfig
+from wager.errors import ModelError
 from wager.types import KvKind, WeightKind
 
 BLOCK: Final = 16
 """Tokens per KV block."""
 GROUP: Final = 32
-"""Weights (along K) that share one int8 scale."""
+"""Weights (along K) that share a scale (int8), or a scale and a minimum (int4)."""
 
 F32: TypeAlias = NDArray[np.float32]
 I32: TypeAlias = NDArray[np.int32]
@@ -112,14 +113,18 @@ class OpSet(Protocol):
     threads: int
 
     def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
-        """Size of a packed [n, k] matrix; K must be a multiple of GROUP for int8."""
+        """Size of a packed [n, k] matrix. Raises ModelError as `check_groups` does."""
         ...
 
     def pack_into(self, out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind) -> None:
         """Pack rows [first_row, first_row + len(weight)) of an [n, k] matrix into ``out``.
 
         ``first_row`` is a multiple of PACK_ROWS; rows not packed yet are left alone. Raises
-        ModelError when a weight is not finite.
+        ModelError when a weight is not finite, or too large for half-precision scales.
+
+        int8 is symmetric: weight / scale from -127 to 127. int4 is (weight - minimum) / scale from
+        0 to 15; a group whose weights have that form already, as those of a 4-bit file, is kept
+        exactly.
         """
         ...
 
@@ -202,6 +207,15 @@ class OpSet(Protocol):
 
 PACK_ROWS: Final = 48
 """Rows are packed in multiples of this (both op sets), so that loading can go piece by piece."""
+
+
+def check_groups(n: int, k: int, kind: WeightKind) -> None:
+    """Raise ModelError where a matrix [n, k] is not made of whole groups and has to be."""
+    if kind != "f32" and k % GROUP:
+        raise ModelError(
+            f"{kind} weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
+            f"a multiple of {GROUP}; use --weights f32"
+        )
 
 
 def choose(name: str, threads: int | None) -> OpSet:

@@ -24,7 +24,6 @@ from wager.errors import ConfigError, ModelError, UnsupportedModel
 from wager.ops.base import (
     BLOCK,
     F32,
-    GROUP,
     I32,
     Bytes,
     KvPool,
@@ -33,6 +32,7 @@ from wager.ops.base import (
     Matrix,
     RaggedBatch,
     SelectParams,
+    check_groups,
 )
 from wager.types import KvKind, WeightKind
 
@@ -55,18 +55,18 @@ class NativeOps:
         self._ops: Any = _native.ops(self.instruction_set, threads)
 
     def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
-        """Whole panels of 16 columns; int8 holds 8.5 bits per weight."""
-        _check_groups(n, k, kind)
+        """Whole panels of 16 columns; int8 holds 8.5 bits per weight, int4 holds 5."""
+        check_groups(n, k, kind)
         return int(_native.packed_bytes(n, k, kind))
 
     def pack_into(self, out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind) -> None:
-        _check_groups(n, weight.shape[1], kind)
+        check_groups(n, weight.shape[1], kind)
         problem = _native.pack_into(out, weight, first_row, n, kind)
         if problem:
             raise ModelError(f"a weight is {problem} (matrix of shape [{n}, {weight.shape[1]}])")
 
     def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> Matrix:
-        _check_groups(n, k, kind)
+        check_groups(n, k, kind)
         return _native.matrix(data, n, k, kind)
 
     def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer:
@@ -171,14 +171,6 @@ def _untouched(size: int) -> Bytes:
 def _checked(batch: RaggedBatch) -> Any:
     batch.handle = _native.batch(batch.positions, batch.row_starts, batch.block_tables)
     return batch.handle
-
-
-def _check_groups(n: int, k: int, kind: WeightKind) -> None:
-    if kind == "int8" and k % GROUP:
-        raise ModelError(
-            f"int8 weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
-            f"a multiple of {GROUP}; use --weights f32"
-        )
 
 
 def choose_instruction_set(name: str | None = None) -> str:

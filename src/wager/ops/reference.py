@@ -1,8 +1,9 @@
 """The op set in numpy, row by row: slow, simple, the other side of the native op set's contract.
 
 Every block loops over rows and computes each one alone, so a row's result cannot depend on the
-others. Weights keep their row-major order: "packed" bytes are the float32 rows, or for int8 the
-half-precision scales [n, K / GROUP] followed by the quantised rows [n, K].
+others. Weights keep their row-major order: "packed" bytes are the float32 rows, or the
+half-precision scales [n, K / GROUP], for int4 the minima, and then the quantised rows: a byte per
+weight, or for int4 per two weights.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from wager.ops.base import (
     LayerWeights,
     RaggedBatch,
     SelectParams,
+    check_groups,
 )
 from wager.ops.sampling import gumbel_noise, survivors
 from wager.types import KvKind, WeightKind
@@ -36,10 +38,14 @@ from wager.types import KvKind, WeightKind
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A weight [n, k]: ``scales`` is None for float32, else float32 [n, k / GROUP]."""
+    """A weight [n, k]: ``scales`` is None for float32, else float32 [n, k / GROUP].
+
+    ``minima`` too, where the weights are unsigned: weight * scale + minimum.
+    """
 
     weight: NDArray[Any]
-    scales: F32 | None
+    scales: F32 | None = None
+    minima: F32 | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,13 +59,18 @@ class _Matrix:
         quantised, scales = quantise(x)
         n, k = self.weight.shape
         groups = self.weight.reshape(n, k // GROUP, GROUP).astype(np.int32)
-        dots = np.einsum("ngi,gi->ng", groups, quantised.reshape(-1, GROUP).astype(np.int32))
-        return (dots.astype(np.float32) * (self.scales * scales)).sum(axis=1, dtype=np.float32)
+        values = quantised.reshape(-1, GROUP).astype(np.int32)
+        dots = np.einsum("ngi,gi->ng", groups, values)
+        products = dots.astype(np.float32) * (self.scales * scales)
+        if self.minima is not None:
+            products += self.minima * (values.sum(axis=1).astype(np.float32) * scales)
+        return products.sum(axis=1, dtype=np.float32)
 
     def row(self, i: int) -> F32:
         if self.scales is None:
             return self.weight[i]
-        return self.weight[i].astype(np.float32) * np.repeat(self.scales[i], GROUP)
+        row = self.weight[i].astype(np.float32) * np.repeat(self.scales[i], GROUP)
+        return row if self.minima is None else np.repeat(self.minima[i], GROUP) + row
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +89,9 @@ class ReferenceOps:
     def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
         if kind == "f32":
             return n * k * 4
-        _check_groups(n, k)
-        return n * k + n * (k // GROUP) * 2
+        check_groups(n, k, kind)
+        groups = n * (k // GROUP)
+        return groups * (2 + GROUP) if kind == "int8" else groups * (4 + GROUP // 2)
 
     def pack_into(self, out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind) -> None:
         rows, k = weight.shape
@@ -95,26 +107,25 @@ class ReferenceOps:
         if kind == "f32":
             out.view(np.float32).reshape(n, k)[first_row:last] = weight
             return
-        scale_bytes = n * (k // GROUP) * 2
-        groups = weight.reshape(rows, k // GROUP, GROUP)
-        with np.errstate(over="ignore"):
-            stored = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float16)
-        if not np.isfinite(stored).all():
-            raise ModelError(f"a weight is too large for int8 (matrix of shape [{n}, {k}])")
-        scales = stored.astype(np.float32)[:, :, None]
-        quantised = np.rint(np.divide(groups, scales, out=np.zeros_like(groups), where=scales > 0))
-        quantised = quantised.clip(-127, 127).astype(np.int8)
-        out[:scale_bytes].view(np.float16).reshape(n, -1)[first_row:last] = stored
-        out[scale_bytes:].view(np.int8).reshape(n, k)[first_row:last] = quantised.reshape(rows, k)
+        # What does not fit half precision becomes infinite, and is refused.
+        with np.errstate(over="ignore", invalid="ignore"):
+            halves, quantised = (_int8 if kind == "int8" else _int4)(weight.reshape(-1, GROUP))
+        if not np.isfinite(halves).all():
+            raise ModelError(f"a weight is too large for {kind} (matrix of shape [{n}, {k}])")
+        all_halves, all_rows = _parts(out, n, k, kind)
+        all_halves[:, first_row:last] = halves.reshape(-1, rows, k // GROUP)
+        all_rows[first_row:last] = quantised.reshape(rows, -1)
 
     def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> _Matrix:
         if data.shape != (self.packed_bytes(n, k, kind),):
             raise ValueError("packed matrix: the number of bytes does not fit its shape")
         if kind == "f32":
-            return _Matrix(data.view(np.float32).reshape(n, k), None)
-        scale_bytes = n * (k // GROUP) * 2
-        scales = data[:scale_bytes].view(np.float16).reshape(n, k // GROUP).astype(np.float32)
-        return _Matrix(data[scale_bytes:].view(np.int8).reshape(n, k), scales)
+            return _Matrix(data.view(np.float32).reshape(n, k))
+        halves, rows = _parts(data, n, k, kind)
+        if kind == "int8":
+            return _Matrix(rows.view(np.int8), halves[0].astype(np.float32))
+        levels = np.stack([rows & 15, rows >> 4], axis=2).reshape(n, k)
+        return _Matrix(levels, halves[0].astype(np.float32), halves[1].astype(np.float32))
 
     def layer(self, config: ModelConfig, weights: LayerWeights) -> _Layer:
         width = config.num_heads * config.head_dim
@@ -259,6 +270,76 @@ def quantise(x: F32) -> tuple[NDArray[np.int8], F32]:
     return quantised.astype(np.int8).reshape(-1), scales
 
 
+def _parts(
+    data: Bytes, n: int, k: int, kind: WeightKind
+) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+    """Views of packed bytes: scales, for int4 minima too, [1 or 2, n, K / GROUP]; rows [n, ...]."""
+    count = 1 if kind == "int8" else 2
+    end = 2 * count * n * (k // GROUP)
+    return data[:end].view(np.float16).reshape(count, n, -1), data[end:].reshape(n, -1)
+
+
+def _int8(groups: F32) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+    """Half-precision scales [1, G] and a byte per weight, of groups [G, GROUP]."""
+    stored = (np.abs(groups).max(axis=1) / np.float32(127)).astype(np.float16)
+    scales = stored.astype(np.float32)[:, None]
+    quantised = np.rint(np.divide(groups, scales, out=np.zeros_like(groups), where=scales > 0))
+    return stored[None], quantised.clip(-127, 127).astype(np.int8).view(np.uint8)
+
+
+def _int4(groups: F32) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+    """Half-precision scales and minima [2, G] and a byte per two weights, of groups [G, GROUP]."""
+    scales, minima = affine(groups)
+    levels = _levels(groups, scales, minima).astype(np.uint8)
+    halves = np.stack([scales, minima]).astype(np.float16)
+    return halves, levels[:, 0::2] | levels[:, 1::2] << 4
+
+
+def affine(groups: F32) -> tuple[F32, F32]:
+    """The scale and minimum, both half-precision numbers, of each group [G, GROUP].
+
+    From the smallest weight to the largest, unless some other scale and minimum give every weight
+    exactly: a group that comes from a 4-bit file may use a part of the levels, and may count them
+    downwards.
+    """
+    low, high = groups.min(axis=1), groups.max(axis=1)
+    minima = _halved(low)
+    # Where all are alike, one step up is what half precision leaves of them.
+    alike = low == high
+    scales = _halved((high - minima) / np.where(alike, np.float32(1), np.float32(15)))
+    kept = alike | _keeps(groups, scales, minima)
+    for span in range(15, 0, -1):
+        steps = (high - low) / np.float32(span)
+        tried = np.flatnonzero(~kept & (steps == _halved(steps)))
+        tried = tried[_keeps(groups[tried], steps[tried], low[tried])]
+        for below in range(16 - span):
+            for sign, edge in ((np.float32(1), low), (np.float32(-1), high)):
+                tried = tried[~kept[tried]]
+                step = sign * steps[tried]
+                minimum = _halved(edge[tried] - step * np.float32(below))
+                good = _keeps(groups[tried], step, minimum)
+                found = tried[good]
+                scales[found], minima[found], kept[found] = step[good], minimum[good], True
+    return scales, minima
+
+
+def _halved(x: F32) -> F32:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def _levels(groups: F32, scales: F32, minima: F32) -> F32:
+    """Whole numbers from 0 to 15."""
+    scales, shifted = scales[:, None], groups - minima[:, None]
+    levels = np.divide(shifted, scales, out=np.zeros_like(groups), where=scales != 0)
+    return np.rint(levels).clip(0, 15)
+
+
+def _keeps(groups: F32, scales: F32, minima: F32) -> NDArray[np.bool_]:
+    """Which groups come out of their levels exactly."""
+    weights = minima[:, None] + scales[:, None] * _levels(groups, scales, minima)
+    return np.isfinite(scales) & np.isfinite(minima) & (weights == groups).all(axis=1)
+
+
 def _context(blocks: NDArray[Any], seen: int) -> F32:
     """[blocks, kv_heads, BLOCK, D] as float32 [kv_heads, seen, D]."""
     count, kv_heads, _, dim = blocks.shape
@@ -285,14 +366,6 @@ def _owners(batch: RaggedBatch, pool: KvPool) -> list[int]:
         batch.handle = np.repeat(np.arange(len(starts) - 1), np.diff(starts)).tolist()
     owners: list[int] = batch.handle
     return owners
-
-
-def _check_groups(n: int, k: int) -> None:
-    if k % GROUP:
-        raise ModelError(
-            f"int8 weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
-            f"a multiple of {GROUP}; use --weights f32"
-        )
 
 
 def _check_range(what: str, ids: Sequence[int] | I32, limit: int) -> None:
