@@ -217,7 +217,7 @@ def test_own_packs_weights() -> None:
 
 
 def test_own_is_reckoned_as_it_is_built(make_llm: Callable[..., LLM], tiny_path: Path) -> None:
-    for weights, kv in (("f32", "f32"), ("f32", "f16"), ("int8", "f16")):
+    for weights, kv in (("f32", "f32"), ("f32", "f16"), ("int8", "f16"), ("int4", "f16")):
         llm = make_llm(weights=weights, kv=kv)
         width, name = weight_width("own", weights, read_facts(str(tiny_path)))
         assert name == weights

@@ -40,7 +40,7 @@ _KV_OF: Final = {
     "llamacpp": ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),
 }
 _WIDTHS: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
-_PACKED: Final = {"f32": 4.0, "int8": 34 / 32}
+_PACKED: Final = {"f32": 4.0, "int8": 34 / 32, "int4": 20 / 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,15 @@ def kv_dtype(engine: str, asked: str, target: ModelFacts, width: float | None) -
     return name
 
 
+def _packed_width(name: str, target: ModelFacts) -> float:
+    """Bytes per weight on average: beside int4 the embedding and the head are int8."""
+    if name != "int4" or not target.parameters:
+        return _PACKED[name]
+    tables = target.vocab_size * target.hidden_size * (1 if target.tied_head else 2)
+    share = min(tables / target.parameters, 1.0)
+    return share * _PACKED["int8"] + (1 - share) * _PACKED["int4"]
+
+
 def weight_width(engine: str, asked: str, target: ModelFacts) -> tuple[float | None, str]:
     """Bytes that a plain float weight takes in an engine (None: as stored), and the type's name.
 
@@ -198,8 +207,10 @@ def weight_width(engine: str, asked: str, target: ModelFacts) -> tuple[float | N
             plain = target.quantisation is None and target.dtype in READABLE
             name = "f32" if plain else "int8"
         if name not in _PACKED:
-            raise ConfigError(f"dtype: {asked!r} is none of wager's own; it has: auto, f32, int8")
-        return _PACKED[name], name
+            raise ConfigError(
+                f"dtype: {asked!r} is none of wager's own; it has: auto, {', '.join(_PACKED)}"
+            )
+        return _packed_width(name, target), name
     if name == "auto":
         # vLLM and SGLang compute float32 checkpoints in 16 bits unless they are told otherwise.
         name = {"float16": "f16"}.get(target.model_dtype or "", "bf16")

@@ -210,7 +210,7 @@ class Own(Engine):
     index_bytes: Mapping[str, int] = {"ngram": 100, "suffix": 330}
 
     def _held(self, facts: ModelFacts, stored: int) -> int:
-        # Packed: 32 bits, or 8 bits in groups of 32 with a scale of 16.
+        # Packed: 32 bits, or 8 or 4 bits in groups of 32 with scales of 16.
         return int(facts.parameters * (self.setting.width or 4))
 
     def _as_stored(self, facts: ModelFacts) -> bool:
