@@ -203,13 +203,16 @@ def test_an_unlikely_token_ends_the_draft(
     assert lengths[0] > lengths[1] > lengths[2] == 0.0
 
 
-def test_own_weights_rounded(make_llm: Callable[..., LLM]) -> None:
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.7), ("int4", 0.3)])
+def test_own_weights_rounded(
+    make_llm: Callable[..., LLM], quantization: str, least: float
+) -> None:
     llm = make_llm(max_num_seqs=4)
     asked = requests(9, 0.7)
     plain = run_all(llm, asked)
-    llm.set_speculation(drafting("self", 4, quantization="int8"))
+    llm.set_speculation(drafting("self", 4, quantization=quantization))
     assert ids(run_all(llm, asked)) == ids(plain)
-    assert (llm.engine.stats.counts.acceptance_rate or 0.0) > 0.7
+    assert (llm.engine.stats.counts.acceptance_rate or 0.0) > least
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,12 @@ def test_bad_keys_are_refused_by_name(options: dict[str, Any], message: str) -> 
         )
 
 
-def test_a_drafter_no_faster_than_the_target_is_refused(make_llm: Callable[..., LLM]) -> None:
-    llm = make_llm(weights="int8")
+@pytest.mark.parametrize(
+    ("weights", "quantization"), [("int8", "int8"), ("int4", "int4"), ("int4", "int8")]
+)
+def test_a_drafter_no_faster_than_the_target_is_refused(
+    make_llm: Callable[..., LLM], weights: str, quantization: str
+) -> None:
+    llm = make_llm(weights=weights)
     with pytest.raises(ConfigError, match="as slow as the target"):
-        llm.set_speculation(drafting("self", quantization="int8"))
+        llm.set_speculation(drafting("self", quantization=quantization))
