@@ -21,6 +21,7 @@ import numpy as np
 import wager._native as _native
 
 from wager.config import ModelConfig
+from wager.models.packed import table_kind
 from wager.ops.base import F32, PACK_ROWS, KvPool, LayerWeights, Matrix, RaggedBatch, SelectParams
 from wager.ops.native import NativeOps
 from wager.ops.select import physical_cores
@@ -106,12 +107,12 @@ class Stack:
         return limit_ms(self.config, self.kind, self.matrix_bytes + kv, rows, context, machine)
 
 
-def multiplies(config: ModelConfig) -> int:
-    """Multiply-adds of one row in the matrix products, the head included."""
+def multiplies(config: ModelConfig) -> tuple[int, int]:
+    """Multiply-adds of one row in the matrix products: of the layers, and of the head."""
     c = config
     width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     layer = c.hidden_size * (2 * width + 2 * kv_width) + 3 * c.hidden_size * c.intermediate_size
-    return c.num_layers * layer + c.vocab_size * c.hidden_size
+    return c.num_layers * layer, c.vocab_size * c.hidden_size
 
 
 def limit_ms(
@@ -129,7 +130,8 @@ def limit_ms(
     """
     attention = 2 * context * config.num_heads * config.head_dim * config.num_layers
     peaks = machine["multiply_adds"]
-    work = multiplies(config) / peaks[kind] + attention / peaks["f32"]
+    layers, head = multiplies(config)
+    work = layers / peaks[kind] + head / peaks[table_kind(kind)] + attention / peaks["f32"]
     return float(1e3 * max(read_bytes / machine["read"], rows * work))
 
 
@@ -138,14 +140,14 @@ def stack(ops: NativeOps, kind: WeightKind, config: ModelConfig, blocks: int) ->
     rng = np.random.default_rng(0)
     size = 0
 
-    def matrix(n: int, k: int) -> Matrix:
+    def matrix(n: int, k: int, stored: WeightKind = kind) -> Matrix:
         nonlocal size
-        data = aligned(ops.packed_bytes(n, k, kind))
+        data = aligned(ops.packed_bytes(n, k, stored))
         size += len(data)
         weight = (rng.standard_normal((n, k), np.float32) * np.float32(k**-0.5)).astype(np.float32)
         for row in range(0, n, PACK_ROWS * 64):
-            ops.pack_into(data, weight[row : row + PACK_ROWS * 64], row, n, kind)
-        return ops.matrix(data, n, k, kind)
+            ops.pack_into(data, weight[row : row + PACK_ROWS * 64], row, n, stored)
+        return ops.matrix(data, n, k, stored)
 
     c, ones = config, np.ones(config.hidden_size, np.float32)
     width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
@@ -163,7 +165,7 @@ def stack(ops: NativeOps, kind: WeightKind, config: ModelConfig, blocks: int) ->
         )
         for _ in range(c.num_layers)
     ]
-    table = matrix(c.vocab_size, c.hidden_size)
+    table = matrix(c.vocab_size, c.hidden_size, table_kind(kind))
     pool = ops.kv_pool(config, blocks, "f32")
     pool.keys[...] = rng.standard_normal(pool.keys.shape[1:], np.float32)
     pool.values[...] = rng.standard_normal(pool.values.shape[1:], np.float32)
@@ -210,7 +212,7 @@ def main() -> None:
     parser.add_argument("--isa", help="instruction set (default: the best one)")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--weights", default="f32,int8")
+    parser.add_argument("--weights", default="f32,int8,int4")
     options = parser.parse_args()
     rows = [int(r) for r in options.rows.split(",")]
     ops = NativeOps(options.threads, options.isa)

@@ -54,7 +54,7 @@ def run(store: Store, parts: list[str]) -> str:
         kind: LLM(
             "smollm2-135m", weights=kind, threads=THREADS, max_model_len=2048, prefix_cache=False
         )
-        for kind in ("f32", "int8")
+        for kind in ("f32", "int8", "int4")
     }
     rates = store.get("machine", lambda: machine_rates(llms["f32"]))
     sections, aims = [heading(llms["f32"], peers, rates)], list[Aim]()
