@@ -134,3 +134,57 @@ def test_without_a_prefix_cache_nothing_is_kept() -> None:
     cached(pool, PREFIX[:48])
     assert BlockTable(pool, "").reuse_prefix(PREFIX[:48]) == 0
     assert pool.available == 8
+
+
+def test_a_version_is_new_with_each_taking_and_with_nothing_else() -> None:
+    pool = BlockPool(3)
+    assert pool.versions == [0, 0, 0]
+    table = BlockTable(pool, "")
+    assert table.grow(33)
+    first = [pool.versions[block] for block in table.blocks]
+    table.publish(PREFIX[:33], 32)
+    blocks = list(table.blocks)
+    table.release()
+    again = BlockTable(pool, "")
+    assert again.reuse_prefix(PREFIX[:33]) == 32
+    assert [pool.versions[block] for block in blocks] == first
+    # The third one is taken anew: its number is none that a block had before.
+    assert again.grow(33)
+    assert again.blocks == blocks
+    assert pool.versions[blocks[2]] not in first
+    assert [pool.versions[block] for block in blocks[:2]] == first[:2]
+    assert len({*first, *pool.versions}) == 4
+
+
+def test_a_table_keeps_its_epoch_until_it_gives_everything_back() -> None:
+    pool = BlockPool(4)
+    table = BlockTable(pool, "")
+    assert table.grow(40)
+    table.publish(PREFIX[:40], 32)
+    table.truncate(20)
+    assert table.grow(50)
+    assert table.epoch == 0
+    table.release()
+    assert table.epoch == 1
+    assert table.reuse_prefix(PREFIX[:40]) == 32
+    assert table.epoch == 1
+
+
+def test_a_pool_of_another_size_has_nothing_cached() -> None:
+    pool = BlockPool(4)
+    cached(pool, PREFIX[:48])
+    versions, latest = pool.versions, max(pool.versions)
+    for size in (2, 6):
+        pool.resize(size)
+        assert pool.versions is versions
+        assert (pool.blocks, pool.available, len(versions)) == (size, size, size)
+        table = BlockTable(pool, "")
+        assert table.reuse_prefix(PREFIX[:48]) == 0
+        assert pool.take(size + 1) is None
+        assert table.grow(16 * size)
+        assert min(versions) > latest
+        pool.check_integrity([table.blocks])
+        with pytest.raises(AssertionError, match="in use"):
+            pool.resize(size + 1)
+        latest = max(versions)
+        table.release()

@@ -73,14 +73,14 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 # Drafters
 
 
-def drawn(table: NDArray[np.float32]) -> Drafting:
-    """As a draft model drafts: with the request's options, and noise of its own."""
+def drawn(behind: Callable[[SequenceState, int, list[int]], Any]) -> Drafting:
+    """Tokens with the distributions that they were drawn from, by noise of their own."""
 
     def drafting(state: SequenceState, last: int, most: int) -> Draft:
         tokens: list[int] = []
         each = []
         for _ in range(most):
-            q = rejection.distribution(table[[last, *tokens][-1]], state, tokens)
+            q = behind(state, [last, *tokens][-1], tokens)
             each.append(q)
             tokens.append(draw(q, uniform(state, DRAFT, len(tokens))))
         return Draft(tuple(tokens), "drawn", 0, tuple(each))
@@ -88,19 +88,9 @@ def drawn(table: NDArray[np.float32]) -> Drafting:
     return drafting
 
 
-def sharp(state: SequenceState, last: int, most: int) -> Draft:
-    """Drawn at another temperature, with no filters, whatever the request says."""
-    tokens: list[int] = []
-    each = []
-    for _ in range(most):
-        q = SHARP[[last, *tokens][-1]]
-        each.append(q)
-        tokens.append(draw(q, uniform(state, DRAFT, len(tokens))))
-    return Draft(tuple(tokens), "sharp", 0, tuple(each))
-
-
-SHARP = np.exp(OTHER.astype(np.float64) / 0.4)
-SHARP /= SHARP.sum(axis=1, keepdims=True)
+def model(table: NDArray[np.float32]) -> Drafting:
+    """As a draft model does it: with the request's own options."""
+    return drawn(lambda state, last, tokens: rejection.distribution(table[last], state, tokens))
 
 
 def certain(table: NDArray[np.float32]) -> Drafting:
@@ -116,6 +106,9 @@ def certain(table: NDArray[np.float32]) -> Drafting:
     return drafting
 
 
+# Another temperature and no filters, whatever the request says.
+SHARP = np.exp(OTHER.astype(np.float64) / 0.4)
+SHARP /= SHARP.sum(axis=1, keepdims=True)
 # What an n-gram drafter copies has nothing to do with the target's choice.
 COPIED = np.roll(np.eye(V, dtype=np.float32), 3, axis=1)
 # Never drafts the last three tokens, and is sure of two that the target's filters often exclude.
@@ -123,9 +116,9 @@ DISJOINT = OTHER[:, : V - 3] + np.array([3, 0, 0, 3, 0], np.float32)
 DRAFTERS: dict[str, Drafting] = {
     "n-gram": certain(COPIED),
     "argmax": certain(OTHER),
-    "drawn": drawn(OTHER),
-    "sharp": sharp,
-    "disjoint": drawn(np.ascontiguousarray(DISJOINT)),
+    "drawn": model(OTHER),
+    "sharp": drawn(lambda state, last, tokens: SHARP[last]),
+    "disjoint": model(np.ascontiguousarray(DISJOINT)),
 }
 
 
@@ -331,7 +324,7 @@ def test_all_is_accepted_where_the_models_are_one(by: str, ops: OpSet) -> None:
     for options in (PLAIN, FILTERED):
         params = SamplingParams(max_tokens=12, ignore_eos=True, **options)
         for seed in range(100):
-            state, verdicts = answer(RULES[by], params, drawn(TARGET), 4, seed, ops)
+            state, verdicts = answer(RULES[by], params, model(TARGET), 4, seed, ops)
             assert [v.accepted for v in verdicts] == [4, 4, 1]
             assert len(state.output_ids) == 12
 
