@@ -123,7 +123,8 @@ def test_llama_cpp_takes_a_list() -> None:
     assert words[words.index("--spec-draft-n-max") + 1] == "3"
     for engine in ENGINES:
         if engine != "llamacpp":
-            with pytest.raises(ConfigError, match="one method at a time"):
+            said = "suffix.ngram, in JSON" if engine == "own" else "one method at a time"
+            with pytest.raises(ConfigError, match=said):
                 dialect(engine).write(arm.speculation)
 
 
@@ -163,8 +164,76 @@ def test_own_writes_what_it_has_and_says_what_it_has_not() -> None:
         "method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 3,
         "prompt_lookup_max": 3, "match": "earliest",
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="does not draft this way yet; it has ngram"):
+    with pytest.raises(ConfigError, match="does not draft this way yet; it has draft_model, "):
         dialect("own").write(speculation("medusa:k=4"))
+    with pytest.raises(ConfigError, match="medusa: wager's own engine does not"):
+        dialect("own").write(speculation("suffix+medusa:k=4"))
+
+
+@pytest.mark.parametrize(
+    ("arm", "expected"),
+    [
+        ("suffix:k=16,suffix_decoding_max_spec_factor=2.0",
+         {"num_speculative_tokens": 16, "suffix_decoding_max_spec_factor": 2.0}),
+        ("suffix", {"num_speculative_tokens": 24}),
+        ("suffix:suffix_decoding_max_tree_depth=9",
+         {"num_speculative_tokens": 9, "suffix_decoding_max_tree_depth": 9}),
+        ("draft_model:model=self,quantization=int8,k=4",
+         {"num_speculative_tokens": 4, "model": "self", "quantization": "int8"}),
+        ("draft-simple:model=D.gguf,k=4,spec-draft-p-min=0.75",
+         {"method": "draft_model", "num_speculative_tokens": 4, "model": "D.gguf",
+          "draft_min_token_prob": 0.75}),
+        ("draft_model:model=D,k=4,rejection_sample_method=standard",
+         {"num_speculative_tokens": 4, "model": "D", "verify": "rejection"}),
+        ("draft_model:model=D,k=4,rejection_sample_method=block",
+         {"num_speculative_tokens": 4, "model": "D", "verify": "rejection",
+          "block_verification": True}),
+        ("draft-simple:model=D,k=4,spec_draft_sampling=probabilistic",
+         {"method": "draft_model", "num_speculative_tokens": 4, "model": "D",
+          "verify": "rejection"}),
+        ("draft_model:model=D,k=4,verify=rejection,block_verification=true",
+         {"num_speculative_tokens": 4, "model": "D", "verify": "rejection",
+          "block_verification": True}),
+        ("suffix+ngram:k=8,min=2,max=5",
+         {"method": ["suffix", "ngram"], "num_speculative_tokens": 8, "prompt_lookup_min": 2,
+          "prompt_lookup_max": 5}),
+        ("suffix+draft-simple:k=4,model=D",
+         {"method": ["suffix", "draft_model"], "num_speculative_tokens": 4, "model": "D"}),
+    ],
+)  # fmt: skip
+def test_own_runs_the_methods_without_training(arm: str, expected: dict[str, object]) -> None:
+    option, value = dialect("own").write(speculation(arm)).arguments
+    assert option == "-sc"
+    assert json.loads(value) == {"method": arm.partition(":")[0], **expected}
+
+
+def test_own_says_what_a_rule_or_an_end_of_drafts_becomes() -> None:
+    def notes(arm: str) -> str:
+        return "\n".join(dialect("own").write(speculation(arm)).notes)
+
+    assert "24, the depth of the tree, as in vLLM" in notes("suffix")
+    block = notes("draft_model:model=D,k=4,rejection_sample_method=block")
+    assert "in effect: draft_model, at most 4 draft tokens, D, block verification" in block
+    assert "keeps the distribution" in block
+    assert "spec_draft_n_min 2 is left out" in notes("draft-simple:model=D,k=4,spec-draft-n-min=2")
+    synthetic = "rejection_sample_method=synthetic,draft_sample_method=greedy"
+    said = notes(f"draft_model:model=D,k=4,{synthetic}")
+    assert "rejection_sample_method 'synthetic' is left out" in said
+    assert "draft_sample_method 'greedy' is left out" in said
+    # vLLM has words for quantisation that mean nothing here: refused, by name.
+    with pytest.raises(ConfigError, match="quantization: must be one of"):
+        notes("draft_model:model=D,k=4,quantization=fp8")
+    for engine in ("vllm", "llamacpp", "sglang"):
+        given = speculation("ngram:k=4,min=3,max=3,block_verification=true,draft_memory=f")
+        said = "\n".join(dialect(engine).write(given).notes)
+        assert "block_verification True is left out" in said
+        assert "draft_memory 'f' is left out" in said
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp", "sglang", "ollama"])
+def test_a_list_of_wagers_is_refused_by_name_elsewhere(engine: str) -> None:
+    with pytest.raises(ConfigError, match=r"^suffix\+ngram: .*(a\+b|ngram-mod,draft-simple)"):
+        dialect(engine).write(speculation("suffix+ngram:k=8"))
 
 
 @pytest.mark.parametrize(

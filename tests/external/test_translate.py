@@ -120,6 +120,23 @@ def test_a_call_of_python_keeps_its_other_keywords_where_a_call_is_written() -> 
     assert vllm.commands == ("LLM('M', dtype='float32', speculative_config={'method': 'suffix'})",)
 
 
+@pytest.mark.parametrize("command", ["", "wager run M -sc "])
+def test_a_list_of_methods_is_wagers(command: str) -> None:
+    config = '{"method": ["suffix", "ngram"], "num_speculative_tokens": 8, "verify": "match"}'
+    found = translate(f"{command}'{config}'" if command else config)
+    assert found.reading.engine == "own"
+    assert not [f for f in found.reading.findings if f.severity == "error"]
+    forms = {form.engine: form for form in found.forms}
+    assert '"method":["suffix","ngram"]' in forms["own"].commands[0]
+    assert [engine for engine, form in forms.items() if form.error is None] == ["own"]
+    (wrong,) = [
+        f.text
+        for f in translate(config.replace("suffix", "medusa")).reading.findings
+        if f.severity == "error"
+    ]
+    assert "does not draft this way yet" in wrong
+
+
 def test_words_of_a_shell_are_read_as_one_command() -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 4}'
     words = ["vllm", "serve", "M", "--speculative-config", config]

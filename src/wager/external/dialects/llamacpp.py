@@ -48,6 +48,11 @@ def write(speculation: Speculation | None) -> Written:
     if speculation is None:
         return Written()
     options = Options(speculation, ENGINE)
+    if "+" in options.method:
+        raise ConfigError(
+            f"{options.method}: llama.cpp takes a list of its own types, e.g. "
+            "ngram-mod,draft-simple in a config, and asks n-grams first"
+        )
     arguments = _arguments(options)
     return Written(tuple(arguments), notes=options.finish(owner))
 

@@ -32,7 +32,11 @@ FLAGS: Final[dict[str, tuple[Option, ...]]] = {
 }
 """The options of each engine's command line, and its environment variables."""
 
-_OWN_KEYS: Final = ("match", "cyclic", "verify", "controller", "loss_budget")
+_OWN_KEYS: Final = (
+    "match", "cyclic", "verify", "block_verification", "controller", "loss_budget",
+    "suffix_decoding_max_spec_offset", "suffix_decoding_max_bytes", "draft_min_token_prob",
+    "draft_memory", "draft_memory_size", "draft_memory_read_only",
+)  # fmt: skip
 _KEYS: Final[dict[str, set[str | None]]] = {
     "vllm": {o.key for o in vllm_table.KEYS},
     "llamacpp": {o.key for o in llamacpp_table.OPTIONS},

@@ -44,11 +44,11 @@ class Options:
         self._left = {key.replace("-", "_"): v for key, v in speculation.options.items()}
 
     def alone(self) -> None:
-        """Raises ConfigError for a list of methods, which only llama.cpp takes."""
-        if "," in self.method:
+        """Raises ConfigError for a list of methods: llama.cpp's (a,b) or wager's own (a+b)."""
+        if "," in self.method or "+" in self.method:
             raise ConfigError(
-                f"{self.method}: {TITLES[self.engine]} runs one method at a time, only llama.cpp "
-                "takes a list; choose one"
+                f"{self.method}: {TITLES[self.engine]} runs one method at a time; lists are for "
+                "llama.cpp (a,b) and for wager's own engine (a+b): choose one"
             )
 
     def take(self, key: str, default: Any = None) -> Any:

@@ -5,6 +5,7 @@ Nothing is started and no file is read: it is all in the tables of `wager.extern
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,10 @@ def translate(text: str | Sequence[str], to: str = "all") -> Translation:
     if to not in ("all", *ENGINES):
         raise ConfigError(f"to: must be all or one of {', '.join(ENGINES)}; got {to!r}")
     pasted = split(text)
-    if pasted.config is not None:
+    if pasted.config is not None and isinstance(pasted.config.get("method"), list):
+        # Which no other engine takes.
+        reading = dialect("own").read(("-sc", json.dumps(pasted.config)))
+    elif pasted.config is not None:
         reading = read_body(pasted.config, vllm.read_config)
     elif pasted.engine is None:
         raise _nothing(shlex.join(pasted.arguments), pasted.arguments)
