@@ -122,7 +122,7 @@ MODES: dict[str, dict[str, Any]] = {
     "batch of 8": {"max_num_seqs": 8},
     "chunked prompts": {"max_num_seqs": 4, "max_batch_tokens": 24},
     "preempted": {
-        "max_num_seqs": 8, "max_model_len": 128, "kv_memory": 14 * 2 * 16 * 2 * 2 * 16 * 4
+        "max_num_seqs": 8, "max_model_len": 128, "kv_memory": 18 * 2 * 16 * 2 * 2 * 16 * 4
     },
 }  # fmt: skip
 

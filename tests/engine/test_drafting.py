@@ -1,0 +1,447 @@
+"""Several methods behind one guard: who is asked when, and what a member that fails costs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.recipes import ngram, prompts, recipe, run_all
+from wager import LLM, SamplingParams
+from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
+from wager.engine import drafting
+from wager.engine.drafting import Drafters, GuardedDrafter, cut_after_end
+from wager.engine.memory import block_bytes
+from wager.errors import ConfigError, ModelError
+from wager.types import NO_DRAFT, Draft
+
+V = 50
+BLOCK_BYTES = 2 * 16 * 2 * 2 * 16 * 4
+"""Of the tiny model, and of any drafter of its shape."""
+
+
+class Told:
+    """Answers from a table by request; notes everything that it is told."""
+
+    needs = DrafterNeeds()
+
+    def __init__(self, answers: dict[int, Any], fails: Sequence[str] = ()) -> None:
+        self.answers, self.fails = answers, fails
+        self.calls: list[tuple[str, Any]] = []
+
+    def _note(self, call: str, what: Any) -> None:
+        self.calls.append((call, what))
+        if call in self.fails:
+            raise RuntimeError(f"{call} fails")
+
+    def attach(self, host: DraftHost) -> None: ...
+
+    def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
+        self._note("start", request)
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        self._note("propose", [q.request for q in queries])
+        return [self.answers.get(q.request, NO_DRAFT) for q in queries]
+
+    def observe(self, request: int, tokens: Sequence[int]) -> None:
+        self._note("observe", request)
+
+    def release(self, request: int) -> None:
+        self._note("release", request)
+
+    def clear(self) -> None:
+        self._note("clear", None)
+
+    def close(self) -> None:
+        self._note("close", None)
+
+
+def together(*members: Told) -> Drafters:
+    return Drafters([GuardedDrafter(member, V) for member in members])
+
+
+def queries(*requests: int, limit: int = 4) -> list[DraftQuery]:
+    return [DraftQuery(request, 10, limit) for request in requests]
+
+
+def draft(*tokens: int, source: str = "a") -> Draft:
+    return Draft(tokens, source)
+
+
+def test_the_first_draft_that_has_tokens_is_taken() -> None:
+    first = Told({1: draft(1), 3: draft(3)})
+    second = Told({1: draft(9, source="b"), 2: draft(2, source="b")})
+    third = Told({2: draft(8, source="c")})
+    found = together(first, second, third).propose(queries(1, 2, 3, 4))
+    assert found == [draft(1), draft(2, source="b"), draft(3), NO_DRAFT]
+    assert [d.source for d in found] == ["a", "b", "a", ""]
+    # Later ones are asked for those only that have none yet, in the same order.
+    assert second.calls == [("propose", [2, 4])]
+    assert third.calls == [("propose", [4])]
+
+
+def test_nobody_is_asked_for_nothing() -> None:
+    first, second = Told({1: draft(1), 2: draft(2)}), Told({})
+    assert together(first, second).propose(queries(1, 2)) == [draft(1), draft(2)]
+    assert second.calls == []
+
+
+def test_a_draft_is_no_longer_than_asked_for() -> None:
+    q = np.full(V, 1 / V)
+    long = Draft((1, 2, 3, 4, 5), "a", 2, (q,) * 5)
+    (found,) = together(Told({1: long})).propose(queries(1, limit=3))
+    assert (found.tokens, found.match_length) == ((1, 2, 3), 2)
+    assert found.distributions is not None
+    assert len(found.distributions) == 3
+
+
+def test_a_member_that_fails_is_off_for_those_who_asked(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Told({}, fails=["propose"]), Told({1: draft(5), 2: draft(6)})
+    subject = together(first, second)
+    with caplog.at_level(logging.WARNING):
+        assert subject.propose(queries(1, 2)) == [draft(5), draft(6)]
+    assert "propose fails" in caplog.text
+    assert subject.failures == 2
+    first.fails = ()
+    first.answers = {1: draft(1), 3: draft(3)}
+    assert subject.propose(queries(1, 2, 3)) == [draft(5), draft(6), draft(3)]
+    assert first.calls[-1] == ("propose", [3])
+    # Told of its end, the same number is a new request.
+    subject.release(1)
+    assert subject.propose(queries(1)) == [draft(1)]
+    assert subject.failures == 2
+
+
+@pytest.mark.parametrize("call", ["start", "observe"])
+def test_what_cannot_be_told_switches_one_request_off(call: str) -> None:
+    first, second = Told({1: draft(1), 2: draft(2)}, fails=[call]), Told({1: draft(7)})
+    subject = together(first, second)
+    tell: dict[str, Callable[[int], None]] = {
+        "start": lambda request: subject.start(request, [1, 2], ""),
+        "observe": lambda request: subject.observe(request, [3]),
+    }
+    tell[call](1)
+    first.fails = ()
+    tell[call](2)
+    subject.observe(1, [4])
+    assert subject.propose(queries(1, 2)) == [draft(7), draft(2)]
+    assert subject.failures == 1
+    # It is told no more of that request, until it ends.
+    assert [c for c in first.calls if c[1] == 1] == [(call, 1)]
+    assert ("observe", 1) in second.calls
+    subject.release(1)
+    assert first.calls[-1] == ("release", 1)
+
+
+def test_a_release_that_fails_hurts_nobody() -> None:
+    first, second = Told({}, fails=["release"]), Told({})
+    together(first, second).release(4)
+    assert second.calls == [("release", 4)]
+
+
+HALF = np.array([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (draft(1, -1), "outside the vocabulary of 50"),
+        (draft(1, V), "outside the vocabulary of 50"),
+        (Draft((1, 0), "a", 0, (HALF,)), "1 distributions for 2 draft tokens"),
+        (Draft((2,), "a", 0, (HALF,)), "not drawn from its distribution"),
+        (Draft((1,), "a", 0, (np.array([1.0, 0.0]),)), "not drawn from its distribution"),
+        (Draft((1,), "a", 0, (np.full(V + 1, 1 / (V + 1)),)), "not drawn from its distribution"),
+        (Draft((1,), "a", 0, (np.array([0.5, np.nan]),)), "not drawn from its distribution"),
+        (Draft((0,), "a", 0, (np.array([0.5, np.nan]),)), "does not sum to 1"),
+        (Draft((0,), "a", 0, (np.array([0.5, 0.4]),)), "does not sum to 1"),
+        (Draft((0,), "a", 0, (np.array([1.5, -0.5]),)), "does not sum to 1"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_verified_is_not_taken(
+    bad: Draft, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = together(Told({1: bad, 2: draft(2)}), Told({1: draft(6)}))
+    with caplog.at_level(logging.WARNING):
+        assert subject.propose(queries(1, 2)) == [draft(6), draft(2)]
+    assert why in caplog.text
+    assert subject.failures == 1
+
+
+def test_as_many_drafts_as_questions() -> None:
+    class Short(Told):
+        def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+            return [draft(1)]
+
+    subject = together(Short({}), Told({1: draft(3)}))
+    assert subject.propose(queries(1, 2)) == [draft(3), NO_DRAFT]
+    assert subject.failures == 2
+
+
+def test_all_time_in_the_drafters_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of requests that end too."""
+    ticks = iter(range(1000))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(drafting, "time", clock)
+    subject = together(Told({}), Told({}))
+    subject.start(1, [1], "")
+    subject.observe(1, [1])
+    subject.propose(queries(1))
+    subject.release(1)
+    assert subject.seconds == 8.0
+
+
+def test_nothing_is_drafted_behind_an_end() -> None:
+    q = np.full(V, 1 / V)
+    whole = Draft((4, 5, 6), "a", 0, (q, q, q))
+    cut = cut_after_end(whole, lambda token: token == 5)
+    assert cut.tokens == (4, 5)
+    assert cut.distributions is not None
+    assert len(cut.distributions) == 2
+    assert cut_after_end(whole, lambda token: token == 6) is whole
+
+
+# In the engine
+
+
+def requests(count: int, tokens: int = 20) -> list[tuple[list[int], SamplingParams]]:
+    return [
+        (p, SamplingParams(temperature=0.7, seed=i, max_tokens=tokens, ignore_eos=True))
+        for i, p in enumerate(prompts(count, 288, 5))
+    ]
+
+
+def own(k: int = 4, **more: Any) -> dict[str, Any]:
+    return {
+        "method": "draft_model", "num_speculative_tokens": k, "model": "self",
+        "quantization": "int8", **more,
+    }  # fmt: skip
+
+
+def test_counts_by_source_add_up(make_llm: Callable[..., LLM]) -> None:
+    setting = ngram(4, low=2, high=3) | {"method": ["ngram", "suffix"]}
+    llm = make_llm(speculation=setting)
+    run_all(llm, requests(12))
+    stats = llm.engine.stats
+    assert {"suffix", "ngram"} <= set(stats.by_source)
+    for name in ("drafted", "accepted", "drafted_steps", "committed_drafted"):
+        assert sum(getattr(c, name) for c in stats.by_source.values()) == (
+            getattr(stats.counts, name)
+        )
+    before = stats.snapshot()
+    run_all(llm, requests(3))
+    assert before.by_source["ngram"].steps < stats.by_source["ngram"].steps
+    stats.reset()
+    assert stats.by_source == {}
+
+
+def test_a_member_that_breaks_leaves_the_others(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(max_num_seqs=4)
+    plain = run_all(llm, requests(8))
+    setting = {
+        **ngram(4, low=1), "method": ["tests.recipes:Raising", "ngram"], "options": {"after": 6},
+    }  # fmt: skip
+    llm.set_speculation(setting)
+    found = run_all(llm, requests(8))
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    stats = llm.engine.stats
+    assert stats.drafter_failures > 0
+    assert stats.by_source["ngram"].drafted > 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"method": "draft_model", "num_speculative_tokens": 4, "model": "no such model"},
+        {"method": "tests.engine.test_drafting:Needy", "num_speculative_tokens": 4},
+        {**ngram(4), "method": ["ngram", "tests.engine.test_drafting:Needy"]},
+        {"method": "tests.engine.test_drafting:Huge", "num_speculative_tokens": 4},
+    ],
+    ids=str,
+)
+def test_a_method_that_is_refused_leaves_the_one_before(
+    bad: dict[str, Any], make_llm: Callable[..., LLM]
+) -> None:
+    llm = make_llm()
+    for before in (None, ngram(4, low=1), own()):
+        llm.set_speculation(before)
+        engine = llm.engine
+        kept = (engine.speculation, engine.drafters, engine.controller, engine.pool.blocks)
+        first = run_all(llm, requests(4))
+        with pytest.raises((ConfigError, ModelError)):
+            llm.set_speculation(bad)
+        assert kept == (engine.speculation, engine.drafters, engine.controller, engine.pool.blocks)
+        engine.stats.reset()
+        again = run_all(llm, requests(4))
+        assert [one.token_ids for one in again] == [one.token_ids for one in first]
+        assert (engine.stats.counts.drafted > 0) == (before is not None)
+
+
+class Needy(Told):
+    needs = DrafterNeeds(hidden_layers=(1,))
+
+    def __init__(self, config: Any, vocab_size: int) -> None:
+        super().__init__({})
+
+
+class Huge(Needy):
+    """Wants more memory than there is."""
+
+    needs = DrafterNeeds(host=True, blocks=True)
+
+    def attach(self, host: DraftHost) -> None:
+        host.reserve(1 << 20)
+        host.reserve(1 << 50)
+
+
+# Memory
+
+
+def test_a_drafters_keys_and_values_are_part_of_kv_memory(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(max_model_len=128, max_num_seqs=4, kv_memory=30 * BLOCK_BYTES)
+    engine = llm.engine
+    assert block_bytes(llm.model, llm.config) == BLOCK_BYTES
+    assert engine.pool.blocks == 30
+    asked = requests(8)
+    plain = run_all(llm, asked)
+    for setting, blocks in ((own(), 15), (ngram(4, low=1), 30), (own(), 15), (None, 30)):
+        llm.set_speculation(setting)
+        assert engine.pool.blocks == engine.target.pool.blocks == blocks
+        found = run_all(llm, asked)
+        assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+        if setting is not None and setting["method"] == "draft_model":
+            pool = engine.drafters.members[0].drafter._target.pool  # type: ignore[union-attr]
+            assert pool.blocks * pool.bytes_per_block + blocks * BLOCK_BYTES <= 30 * BLOCK_BYTES
+
+
+def test_too_little_for_both_is_refused_by_name(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(max_model_len=128, kv_memory=12 * BLOCK_BYTES, speculation=ngram(4, low=1))
+    with pytest.raises(ConfigError, match=r"^kv_memory: .* hold 96 tokens of the model and its dr"):
+        llm.set_speculation(own())
+    assert llm.engine.pool.blocks == llm.engine.target.pool.blocks == 12
+    run_all(llm, requests(4))
+    assert llm.engine.stats.counts.drafted > 0
+
+
+def test_a_large_context_and_many_requests_with_a_drafter(make_llm: Callable[..., LLM]) -> None:
+    """Case 52: the drafter's memory is that of the blocks there are."""
+    llm = make_llm(max_num_seqs=4, speculation=own())
+    assert llm.engine.pool.blocks == 4 * 512 // 16
+    long = prompts(1, 288, 1, (480, 480))[0]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    (found,) = run_all(llm, [(long, params)])
+    assert len(found.token_ids) == 20
+    assert llm.engine.stats.counts.accepted > 0
+
+
+def test_the_old_models_memory_is_given_back(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(speculation=own())
+    drafter = llm.engine.drafters.members[0].drafter  # type: ignore[union-attr]
+    models = weakref.ref(drafter), weakref.ref(drafter._target)  # type: ignore[attr-defined]
+    keys = weakref.ref(drafter._target.pool.keys)  # type: ignore[attr-defined]
+    del drafter
+    llm.set_speculation(ngram(4))
+    gc.collect()
+    assert [one() for one in (*models, keys)] == [None, None, None]
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("setting", [ngram(64, low=1), own(64)], ids=["ngram", "draft_model"])
+@pytest.mark.parametrize("rows", [8, 9, 24])
+def test_a_large_k_keeps_to_the_rows_of_a_step(
+    setting: dict[str, Any], rows: int, make_llm: Callable[..., LLM]
+) -> None:
+    """Case 48: drafts are cut to what a step may hold; none is made to be cut."""
+    llm = make_llm(max_num_seqs=8, max_batch_tokens=rows)
+    plain = run_all(llm, requests(10))
+    llm.set_speculation(setting)
+    llm.engine.stats.reset()
+    steps, wasted = watched(llm)
+    found = run_all(llm, requests(10))
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    assert max(steps) <= rows
+    assert llm.engine.stats.counts.drafted > 0
+    if setting["method"] == "draft_model":
+        assert not any(wasted)
+
+
+def watched(llm: LLM) -> tuple[list[int], list[int]]:
+    """Rows of each step, and draft tokens that were proposed and not verified."""
+    steps: list[int] = []
+    wasted: list[int] = []
+    engine = llm.engine
+    forward, admit = engine.target.forward, engine.controller.admit
+
+    def counted(spans: Any, *more: Any) -> Any:
+        steps.append(sum(len(span.tokens) for span in spans))
+        return forward(spans, *more)
+
+    def admitted(drafts: Sequence[Draft], room: int) -> list[Draft]:
+        kept = admit(drafts, room)
+        wasted.append(sum(len(d.tokens) for d in drafts) - sum(len(d.tokens) for d in kept))
+        return kept
+
+    engine.target.forward = counted  # type: ignore[method-assign]
+    engine.controller.admit = admitted  # type: ignore[method-assign]
+    return steps, wasted
+
+
+def test_no_place_is_taken_from_others(make_llm: Callable[..., LLM]) -> None:
+    """A pool that is nearly full: drafting with a model waits and preempts no more than needed."""
+    kv_memory = 20 * BLOCK_BYTES
+    llm = make_llm(max_model_len=128, max_num_seqs=8, kv_memory=kv_memory, speculation=own(16))
+    asked = requests(16, tokens=30)
+    found = run_all(llm, asked)
+    drafting_preempted = llm.engine.stats.preemptions
+    assert llm.engine.pool.in_use == 0
+    other = make_llm(max_model_len=128, max_num_seqs=8, kv_memory=kv_memory // 2)
+    assert other.engine.pool.blocks == llm.engine.pool.blocks
+    plain = run_all(other, asked)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    assert other.engine.stats.preemptions > 0
+    # Several tokens at once fill blocks in fewer steps: it is no more often for as many blocks.
+    assert drafting_preempted <= 2 * other.engine.stats.preemptions
+
+
+def test_the_guard_builds_what_the_config_names(tiny_path: Path) -> None:
+    from wager.speculation import SpeculationConfig
+
+    config = SpeculationConfig.parse(own())
+    assert config is not None
+    with pytest.raises(ConfigError, match="no engine here"):
+        Drafters.create(config, V)
+    config = SpeculationConfig.parse(recipe("Garbage", 3, constant=4))
+    assert config is not None
+    subject = Drafters.create(config, V)
+    subject.start(1, [1, 2], "")
+    assert subject.propose([DraftQuery(1, 2, 3)])[0].tokens == (4, 4, 4)
+    assert not subject.needs_blocks
+
+
+def test_trimmed_and_skipped_steps_cost_a_draft_model_nothing(
+    make_llm: Callable[..., LLM], tiny_path: Path
+) -> None:
+    """What it fed and nobody verified may be committed later, when its block is another one."""
+    setting = {"method": "draft_model", "num_speculative_tokens": 6, "model": str(tiny_path)}
+    llm = make_llm(max_num_seqs=6, speculation=setting)
+    rng = random.Random(3)
+    controller = llm.engine.controller
+    cap = controller.cap
+    controller.cap = lambda: rng.choice([0, 0, cap()])  # type: ignore[method-assign]
+    controller.admit = lambda drafts, rows: [  # type: ignore[method-assign]
+        d.cut(rng.randrange(len(d.tokens) + 1)) for d in drafts
+    ]
+    run_all(llm, requests(30, tokens=60))
+    counts = llm.engine.stats.counts
+    assert counts.drafted > 200
+    assert counts.accepted == counts.drafted
