@@ -309,7 +309,7 @@ def _read_body(
     if answers and owners.max() >= tenants:
         raise _unusable(path, f"contradicts itself: tenant {owners.max()} is not among {tenants}")
     return replace(
-        memory, tenants=names, owners=owners, lengths=lengths, tokens=ids.astype(np.uint32)
+        memory, tenants=names, owners=owners, lengths=lengths, tokens=ids.astype(np.uint32, copy=False)
     )
 
 
