@@ -146,7 +146,7 @@ class LLM:
     # Settings
 
     def set_speculation(self, speculation: Speculation) -> None:
-        """Change the method, or decode plainly with None; weights and KV pool stay. While idle."""
+        """Change the method, or decode plainly with None; the weights stay. While idle."""
         self.engine.set_speculation(SpeculationConfig.parse(speculation))
 
     def reset_caches(self) -> None:

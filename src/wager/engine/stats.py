@@ -14,7 +14,7 @@ class EngineStats:
     (verify), with neither (plain). ``*_ms`` of a kind is the whole time of its steps.
 
     ``forward_ms`` (the model's pass), ``sample_ms`` (pick, commit, stop checks) and ``draft_ms``
-    (propose and observe) are parts of the same time; ``overhead_ms`` is the rest. ``by_source``
+    (all that drafters do) are parts of the same time; ``overhead_ms`` is the rest. ``by_source``
     counts the steps with a draft, by what drafted.
     """
 
