@@ -31,7 +31,7 @@ from wager.models.load import Model
 from wager.ops.base import F32
 from wager.runtime.kv import BlockPool, BlockTable, blocks_for
 from wager.runtime.target import Span, Target
-from wager.sampling.rejection import rule
+from wager.sampling.rejection import Rule, rule
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
 from wager.speculation import SpeculationConfig
@@ -110,7 +110,7 @@ class Engine:
         self.speculation = speculation
         self.drafters = drafters
         self.controller: Controller = FixedLength(k)
-        self._verify = verify
+        self._verify: Rule = verify
         # Whether each draft has its share of the rows before it is made: one that is drawn must not
         # be cut for what was drawn, and a model's passes should not be for nothing.
         self._evenly = False

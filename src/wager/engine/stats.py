@@ -52,9 +52,9 @@ class EngineStats:
             setattr(self, name, value)
 
     def record_draft(self, source: str, drafted: int, accepted: int, committed: int) -> None:
-        """One step of one request; ``source`` is its draft's, "" without one."""
+        """One step of one request; ``source`` is its draft's, looked at where it has tokens."""
         self.counts.record(drafted, accepted, committed)
-        if source:
+        if source and drafted:
             own = self.by_source.setdefault(source, DraftCounts())
             own.record(drafted, accepted, committed)
 
