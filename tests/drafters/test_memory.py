@@ -177,6 +177,9 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a tenant that is not there": (
         lambda d: packed(ONE + entries((1, 2)) + ids(1, 2), (2, 1, 1)), "tenant 1 is not among 1"
     ),
+    "a tenant twice": (
+        lambda d: packed(ONE + ONE + entries((1, 2)) + ids(1, 2), (2, 2, 1)), "is there twice"
+    ),
     "tokens without answers": (
         lambda d: packed(ONE + ids(1, 2), (2, 1, 0)), "the lengths of its answers"
     ),

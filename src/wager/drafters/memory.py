@@ -94,9 +94,10 @@ class DraftMemory:
         """Oldest first; of more than ``most`` the newest ones."""
         first = 0 if most is None else max(0, len(self.owners) - most)
         start = int(self.lengths[:first].sum(dtype=np.int64))
-        for owner, length in zip(self.owners[first:], self.lengths[first:], strict=True):
-            yield self.tenants[owner], self.tokens[start : start + int(length)].tolist()
-            start += int(length)
+        owners, lengths = self.owners[first:].tolist(), self.lengths[first:].tolist()
+        for owner, length in zip(owners, lengths, strict=True):
+            yield self.tenants[owner], self.tokens[start : start + length].tolist()
+            start += length
 
     def by_tenant(self) -> list[tuple[bytes, int, int]]:
         """(tenant, answers, tokens) of each, most tokens first."""
@@ -194,9 +195,8 @@ def save(
     """
     with _locked(path):
         there = read(path, blank.tokenizer, blank.vocab_size) or blank
-        if max_bytes is not None:
-            there = replace(there, max_bytes=max_bytes)
-        found = merged(there, learnt)
+        bound = there.max_bytes if max_bytes is None else max_bytes
+        found = merged(replace(there, vocab_size=blank.vocab_size, max_bytes=bound), learnt)
         write(path, found)
     return found
 
@@ -308,9 +308,10 @@ def _read_body(
         raise _unusable(path, "contradicts itself: the lengths of its answers are not its tokens")
     if answers and owners.max() >= tenants:
         raise _unusable(path, f"contradicts itself: tenant {owners.max()} is not among {tenants}")
-    return replace(
-        memory, tenants=names, owners=owners, lengths=lengths, tokens=ids.astype(np.uint32, copy=False)
-    )
+    if len(set(names)) < tenants:
+        raise _unusable(path, "contradicts itself: a tenant is there twice")
+    ids = ids.astype(np.uint32, copy=False)
+    return replace(memory, tenants=names, owners=owners, lengths=lengths, tokens=ids)
 
 
 def _check_tokens(path: Path, memory: DraftMemory, vocab_size: int | None) -> None:
