@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.methods_fakes import Hub, command, facts, head_facts, reader, ways
-from tests.tiny import write_tiny_hf
+from tests.tiny import write_tiny_gguf, write_tiny_hf
 from wager.arms import Speculation
 from wager.bench.methods.engines import Target, engines, known_engine
 from wager.bench.methods.find import find
@@ -30,8 +30,34 @@ def test_ngram_and_suffix_always() -> None:
         '"prompt_lookup_max":5}\''
     )
     assert [run.engine for run in found.ways[1].runs] == ["llamacpp"]
-    assert [run.engine for run in found.ways[2].runs if run.engine != "own"] == ["vllm"]
+    assert [run.engine for run in found.ways[2].runs] == ["vllm"]
     assert "not looked up on the hub: offline" in found.notes
+
+
+def test_what_the_own_engine_runs_without_a_drafters_files(tmp_path: Path) -> None:
+    target = str(write_tiny_hf(tmp_path / "target", seed=1))
+    found = find(target, hub=False)
+    own = {
+        (way.kind, way.drafter): run.command or ""
+        for way in found.ways
+        for run in way.runs
+        if run.engine == "own"
+    }
+    assert list(own) == [
+        ("ngram", None), ("suffix", None), ("suffix+ngram", None), ("draft_model", "self"),
+    ]  # fmt: skip
+    assert own["suffix", None].startswith(f"wager run {target} -sc ")
+    assert '"method":["suffix","ngram"]' in own["suffix+ngram", None]
+    assert '"model":"self","quantization":"int8"' in own["draft_model", "self"]
+    rounded = next(way for way in found.ways if way.drafter == "self")
+    assert [run.engine for run in rounded.runs] == ["own"]
+    assert rounded.adds is not None
+    assert 0 < rounded.adds.weight_bytes < found.target.weight_bytes / 3
+    assert rounded.adds.kv_bytes_per_token == found.target.kv_bytes_per_token()
+    # 8-bit weights cannot be rounded to 8 bits.
+    gguf = str(write_tiny_gguf(tmp_path / "m.gguf", tensor_type="Q8_0"))
+    kinds = [way.kind for way in find(gguf, hub=False).ways]
+    assert kinds == ["ngram", "ngram-mod", "suffix", "suffix+ngram"]
 
 
 def test_published_heads_with_their_memory_and_commands() -> None:
@@ -146,8 +172,14 @@ def test_candidates(tmp_path: Path) -> None:
     target = write_tiny_hf(tmp_path / "target", seed=1)
     same = write_tiny_hf(tmp_path / "drafters" / "same", seed=2)
     found = find(str(target), [str(tmp_path / "drafters")], hub=False)
-    (way,) = ways(found, "draft_model")
-    assert (way.drafter, way.origin) == (str(same), "candidate")
+    (way,) = [way for way in ways(found, "draft_model") if way.origin == "candidate"]
+    assert way.drafter == str(same)
+    # The own engine drafts with files that it can load, and with nothing on the hub.
+    assert f'"model":"{same}"' in command(way, "own")
+    options = {"model": "org/drafter", "num_speculative_tokens": 4}
+    runs = engines("draft_model", Speculation("draft_model", options), Target("a", "a", False))
+    hub = next(run for run in runs if run.engine == "own")
+    assert (hub.command, hub.needs) == (None, "files on this machine")
     assert way.adds is not None
     assert way.adds.weight_bytes > 0
     assert any("has the target's tokenizer" in note for note in way.notes)

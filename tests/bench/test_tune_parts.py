@@ -163,9 +163,17 @@ def test_families_follow_what_is_given() -> None:
     (one,) = families("vllm", "draft_model:model=D", 8)
     assert one.lengths == (1, 2, 3, 4, 6, 8)
     assert families("vllm", "suffix:k=5", 8)[0].lengths == (5,)
-    varied = families("own", None, 5)
+    *varied, suffix = families("own", None, 5)
+    assert {f.method for f in varied} == {"ngram"}
     assert [f.lead for f in varied] == [True] + [False] * (len(varied) - 1)
-    assert varied[0].lengths == (1, 2, 3, 4, 5)
+    assert varied[0].lengths == suffix.lengths == (1, 2, 3, 4, 5)
+    assert (suffix.method, suffix.lead) == ("suffix", True)
+    both = families("own", "suffix+ngram")
+    assert [f.options for f in both] == [f.options for f in varied]
+    assert both[0].arm(4).name == "suffix+ngram:k=4,min=2,max=5"
+    asked = both[0].arm(4).speculation
+    assert asked is not None
+    assert arm_from(asked.config()).speculation == asked
     (fixed,) = families("own", "ngram:min=2,max=4")
     assert fixed.options == {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     assert families("llamacpp", "ngram-cache")[0].lengths == ()
@@ -175,7 +183,10 @@ def test_families_follow_what_is_given() -> None:
         ("vllm", "plain", "always measured"),
         ("vllm", "ngram:k=0", "whole number"),
         ("llamacpp", "suffix", "no suffix trees"),
-        ("own", "suffix", "does not draft this way"),
+        ("own", "medusa", "does not draft this way"),
+        ("own", "suffix+medusa", "does not draft this way"),
+        ("own", "draft_model", "model: draft_model needs one"),
+        ("vllm", "suffix+ngram", "runs one method at a time"),
     ):
         with pytest.raises(ConfigError, match=message):
             families(engine, methods)

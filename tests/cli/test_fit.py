@@ -172,9 +172,7 @@ def test_a_context_beyond_the_models_own_is_mentioned(tiny_path: Path, capsys: C
 def test_what_the_engine_does_otherwise_is_mentioned(tiny_path: Path, capsys: Capture) -> None:
     line = (str(tiny_path), "--memory", "1GB", "--kv-memory", "2GB")
     found = fit(capsys, *line, "--draft", "suffix")
-    assert [note.split(":")[0] for note in found["notes"]] == [
-        "wager's own engine does not draft by suffix yet (it has ngram)", "kv-memory",
-    ]  # fmt: skip
+    assert [note.split(":")[0] for note in found["notes"]] == ["kv-memory"]
     found = fit(capsys, *line[:3], "--kv-memory", "10MB", "--draft", "ngram-mod")
     assert found["notes"] == ["own has no ngram-mod: reckoned as ngram"]
     assert found["plain"]["left_for_kv"] == 10**7

@@ -82,10 +82,13 @@ def test_json(tiny_path: Path, tmp_path: Path, capsys: Capture) -> None:
         "ngram",
         "ngram-mod",
         "suffix",
+        "suffix+ngram",
+        "draft_model",
         "draft_model",
     ]
+    assert [way["drafter"] for way in out["methods"][4:]] == ["self", str(same)]
     assert out["methods"][0]["adds"] == {"weight_bytes": 0, "kv_bytes_per_token": 0.0}
-    assert out["methods"][3]["adds"]["weight_bytes"] > 0
+    assert out["methods"][5]["adds"]["weight_bytes"] > out["methods"][4]["adds"]["weight_bytes"] > 0
     assert out["target"]["mtp_layers"] == 0
     assert out["hub_asked"] is False
 
@@ -106,6 +109,7 @@ def test_the_table(tiny_path: Path, capsys: Capture) -> None:
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "needs no model" in printed
+    assert f"wager run {tiny_path} -sc '{{\"method\":[\"suffix\",\"ngram\"]" in printed
     assert f"vllm serve {tiny_path} --speculative-config" in printed
     assert "not looked up on the hub: offline" in printed
 

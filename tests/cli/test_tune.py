@@ -138,7 +138,7 @@ def test_an_engine_that_is_started(dummy: None, tmp_path: Path, capsys: Capture)
         (["--engine", "url"], "a server that runs already"),
         (["--engine", "nothing"], "must be one of own, vllm, llamacpp, sglang"),
         (["--methods", "plain"], "plain decoding is always measured"),
-        (["--methods", "suffix"], "does not draft this way"),
+        (["--methods", "medusa"], "does not draft this way"),
         (["--max-k", "0"], "max-k: must be at least 1"),
         (["--prompts", "0"], "prompts: must be at least 1"),
         (["--engine", "vllm", "--start-timeout", "0"], "start-timeout: must be above 0"),

@@ -73,7 +73,11 @@ def _is_words(value: Any) -> bool:
 
 
 def _is_method(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and isinstance(value.get("method"), str))
+    if value is None:
+        return True
+    method = value.get("method") if isinstance(value, dict) else None
+    # A list of methods is wager's own.
+    return isinstance(method, str) or (_is_words(method) and bool(method))
 
 
 def _is_text(value: Any) -> bool:

@@ -15,17 +15,23 @@ from typing import Any, Final
 from wager.arms import Speculation
 from wager.errors import ConfigError, WagerError
 from wager.external.dialects import ENGINES, dialect
-from wager.external.dialects.options import TITLES, is_gguf
+from wager.external.dialects.options import TITLES, is_gguf, is_hub_id
 from wager.external.dialects.programs import PROGRAMS, naming
 
 OWN: Final = "own"
 TRANSFORMERS: Final = "transformers"
 TRANSFORMERS_VERSION: Final = "5.24"
 HF_LAYOUT: Final = "Hugging Face layout"
+HERE: Final = "files on this machine"
+SELF: Final = "self"
+"""wager's name for the target's own weights as a drafter."""
+SUFFIX_NGRAM: Final = "suffix+ngram"
 
 # P-EAGLE and DFlash2 go by the method of the older kind; no other engine is known to load them.
 # ngram-mod is llama.cpp's own; for another engine it would become the ngram that is listed anyway.
-_ONLY: Final = {"peagle": "vllm", "dflash2": "vllm", "ngram-mod": "llamacpp"}
+_ONLY: Final = {
+    "peagle": "vllm", "dflash2": "vllm", "ngram-mod": "llamacpp", SUFFIX_NGRAM: OWN,
+}  # fmt: skip
 _READS_GGUF: Final = frozenset({"own", "llamacpp", "ollama"})
 _READS_GGUF_ONLY: Final = frozenset({"llamacpp", "ollama"})
 _GENERATE: Final = {
@@ -83,8 +89,9 @@ def engines(
     ``extra`` holds options that only one engine needs, by its name.
     """
     names = [OWN, *(name for name in ENGINES if name != OWN), TRANSFORMERS]
+    only = OWN if speculation.options.get("model") == SELF else _ONLY.get(kind)
     found = []
-    for engine in (name for name in names if _ONLY.get(kind, name) == name):
+    for engine in (name for name in names if only in (None, name)):
         options = {**speculation.options, **(extra or {}).get(engine, {})}
         found.append(_runs(engine, Speculation(speculation.method, options), target))
     return tuple(runs for runs in found if runs is not None)
@@ -109,6 +116,8 @@ def _runs(engine: str, speculation: Speculation, target: Target) -> Runs | None:
         written = speaker.write(written_for)
     except ConfigError:
         return None
+    if engine == OWN and isinstance(model, str) and model != SELF and own_refusal(model):
+        return Runs(OWN, TITLES[OWN], None, None, (), HERE) if is_hub_id(model) else None
     notes = [*written.notes, *notes]
     name, version = target.path, speaker.VERSION or None
     if gguf and engine not in _READS_GGUF:

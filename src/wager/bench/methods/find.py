@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from wager.bench.methods import hub as methods_hub
-from wager.bench.methods.engines import Runs, Target, engines, own_refusal
+from wager.bench.methods.engines import (
+    SELF,
+    SUFFIX_NGRAM,
+    Runs,
+    Target,
+    engines,
+    own_refusal,
+)
 from wager.bench.methods.heads import Head, Match, family_of, matching_heads
 from wager.bench.methods.pairs import (
     NOTHING,
@@ -23,6 +30,8 @@ from wager.bench.methods.pairs import (
     Origin,
     mtp_adds,
     pair_notes,
+    rounds,
+    self_adds,
     speculation_of,
     tokenizers_differ,
 )
@@ -100,12 +109,12 @@ def find(
     if hub:
         lookup = methods_hub.look_up(names, hub_id, api)
     names = (*names, *(base for base, _ in lookup.bases))
-    drafts, notes = _drafts(facts, names, lookup)
+    target = _target(model, facts)
+    drafts, notes = _drafts(facts, target, names, lookup)
     drafts += [Draft("draft_model", name, "candidate") for name in _expand(candidates)]
     # Offline, the cache of this machine still answers; a hub that does not answer is not asked on.
     ask = lookup.missed is None or lookup.offline
     known = _read_all(drafts, read, ask)
-    target = _target(model, facts)
     ways: list[Way] = []
     refused: list[Refused] = []
     for draft in drafts:
@@ -148,10 +157,14 @@ def _target(model: str, facts: ModelFacts) -> Target:
 
 
 def _drafts(
-    facts: ModelFacts, names: Sequence[str], lookup: methods_hub.Lookup
+    facts: ModelFacts, target: Target, names: Sequence[str], lookup: methods_hub.Lookup
 ) -> tuple[list[Draft], list[str]]:
     """Every way but the candidates, and what is to be said about the list as a whole."""
     drafts = [Draft(kind, None, "always") for kind in ("ngram", "ngram-mod", "suffix")]
+    if target.refusal is None:
+        drafts.append(Draft(SUFFIX_NGRAM, None, "always"))
+        if rounds(facts):
+            drafts.append(Draft("draft_model", SELF, "always"))
     notes: list[str] = []
     matched = matching_heads(names)
     # Another tuning of a target may have lost or renewed what is part of it.
@@ -235,7 +248,9 @@ def _read_all(drafts: Sequence[Draft], read: ReadFacts, ask: bool) -> dict[str, 
     wanted = {
         draft.name: draft.kind == "draft_model"
         for draft in drafts
-        if draft.name is not None and (ask or draft.origin == "candidate")
+        if draft.name is not None
+        and draft.name != SELF
+        and (ask or draft.origin == "candidate")
     }
     if not wanted:
         return {}
@@ -261,8 +276,12 @@ _NOT_ASKED: Final = "not looked up"
 def _way(
     draft: Draft, target_facts: ModelFacts, target: Target, known: ModelFacts | str
 ) -> Way | Refused:
-    if draft.name is None:
-        adds: Adds | None = NOTHING if draft.origin == "always" else mtp_adds(target_facts)
+    if draft.name is None or draft.name == SELF:
+        adds: Adds | None = NOTHING
+        if draft.name == SELF:
+            adds = self_adds(target_facts)
+        elif draft.origin != "always":
+            adds = mtp_adds(target_facts)
         return _made(draft, target, adds, None, None, target_facts)
     if isinstance(known, str):
         if draft.origin == "candidate":

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from wager.arms import Speculation
+from wager.bench.fit.calculate import weight_width
+from wager.bench.methods.engines import SELF, SUFFIX_NGRAM
 from wager.bench.spelling import percent
 from wager.models.facts.read import ModelFacts
 
@@ -17,8 +19,8 @@ SMALLER: Final = 0.5
 # Draft lengths to start with, where neither the head's config nor the engine says one; `wager tune`
 # finds the best. The n-gram bounds are those of `wager bench`.
 _LENGTH: Final = {
-    "ngram": 8, "suffix": 16, "draft_model": 4, "eagle": 3, "eagle3": 3, "peagle": 5, "mtp": 1,
-    "dflash": 6, "dflash2": 6, "dspark": 5, "medusa": 3,
+    "ngram": 8, "suffix": 16, SUFFIX_NGRAM: 8, "draft_model": 4, "eagle": 3, "eagle3": 3,
+    "peagle": 5, "mtp": 1, "dflash": 6, "dflash2": 6, "dspark": 5, "medusa": 3,
 }  # fmt: skip
 _METHOD: Final = {"peagle": "eagle3", "dflash2": "dflash"}
 _SAME_WIDTH: Final = frozenset({"eagle", "eagle3", "peagle", "medusa"})
@@ -55,7 +57,9 @@ def speculation_of(draft: Draft, known: ModelFacts | None, target: ModelFacts) -
         # Its length has a default of its own, longer than others start with.
         return Speculation(draft.kind, options)
     options["num_speculative_tokens"] = _length(draft, known, target)
-    if draft.kind == "ngram":
+    if draft.name == SELF:
+        options["quantization"] = _ROUNDED
+    if draft.kind in ("ngram", SUFFIX_NGRAM):
         options |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     if draft.kind == "peagle":
         options["parallel_drafting"] = True
@@ -79,6 +83,17 @@ def _length(draft: Draft, known: ModelFacts | None, target: ModelFacts) -> int:
     return _LENGTH.get(draft.kind, _LENGTH["draft_model"])
 
 
+def rounds(target: ModelFacts) -> bool:
+    """Whether wager's own engine runs the target in weights that can be rounded further."""
+    return weight_width("own", "auto", target)[1] == "f32"
+
+
+def self_adds(target: ModelFacts) -> Adds:
+    """The target's weights rounded, and keys and values as its own."""
+    width, _ = weight_width("own", _ROUNDED, target)
+    return Adds(int(target.parameters * (width or 0.0)), target.kv_bytes_per_token())
+
+
 def mtp_adds(facts: ModelFacts) -> Adds | None:
     """The layers' weights, which plain decoding does not need, and what they keep per token."""
     full = [layer for layer in facts.kv_layers if layer.kind == "full"]
@@ -99,6 +114,8 @@ def tokenizers_differ(target: ModelFacts, known: ModelFacts) -> str | None:
 def pair_notes(draft: Draft, known: ModelFacts | None, target: ModelFacts) -> list[str]:
     """What the files of the pair say about each other."""
     notes: list[str] = []
+    if draft.name == SELF:
+        return [f"the target's own weights as {_ROUNDED}, for a target that runs in f32"]
     if draft.kind == "draft_model":
         if known is None or known.tokenizer_hash is None or target.tokenizer_hash is None:
             notes.append("its tokenizer was not compared with the target's")

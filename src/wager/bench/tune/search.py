@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from wager.arms import PLAIN, Arm, Speculation
+from wager.arms import PLAIN, Arm, arm_of
 from wager.backend import Backend
 from wager.bench.estimate import StepTable
 from wager.bench.journal import Journal
@@ -375,6 +375,5 @@ def _read(path: Path, families: Sequence[Family]) -> tuple[list[Candidate], list
 
 
 def arm_from(config: Mapping[str, Any], name: str = "tuned") -> Arm:
-    """The arm of a tuned file's speculation."""
-    options = dict(config)
-    return Arm(name, Speculation(str(options.pop("method")), options))
+    """The arm of a tuned file's speculation. Raises ConfigError for one without a method."""
+    return arm_of(config, name)

@@ -16,7 +16,7 @@ MAX_K: Final = 16
 
 _LENGTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _DEFAULTS: Final = {
-    "own": "ngram",
+    "own": "ngram,suffix",
     "vllm": "ngram,suffix",
     "llamacpp": "ngram-simple,ngram-mod",
     "sglang": "ngram",
@@ -115,7 +115,7 @@ def _variants(engine: str, method: str, options: Mapping[str, Any]) -> list[dict
         if method == "ngram" and not set(_BOUNDS) & set(options):
             # It becomes ngram-simple, which looks up one length.
             return [dict.fromkeys(_BOUNDS, size) for size in _SIZES]
-    elif method == "ngram" and not set(_BOUNDS) & set(options):
+    elif "ngram" in Speculation(method).methods and not set(_BOUNDS) & set(options):
         return [dict(zip(_BOUNDS, bounds, strict=True)) for bounds in _LOOKUPS]
     return []
 
