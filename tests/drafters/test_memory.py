@@ -334,8 +334,9 @@ def test_bad_keys_are_refused_by_name(method: str, options: dict[str, Any], name
         SpeculationConfig.of(method, 4, **options)
 
 
-@pytest.mark.parametrize("key", ["suffix_decoding_max_cached_requests", "suffix_decoding_max_bytes"])
-def test_a_memory_beside_none_is_refused(key: str) -> None:
+@pytest.mark.parametrize("bound", ["max_cached_requests", "max_bytes"])
+def test_a_memory_beside_none_is_refused(bound: str) -> None:
+    key = f"suffix_decoding_{bound}"
     with pytest.raises(ConfigError, match=f"^draft_memory: {key} 0 keeps no past answers"):
         SpeculationConfig.of("suffix", 4, draft_memory="x", **{key: 0})
 

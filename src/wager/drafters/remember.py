@@ -1,5 +1,5 @@
-"""Draft memory while an engine runs: what a drafter loads at its start, and how new answers get into
-the file without a step that waits for the disk."""
+"""Draft memory while an engine runs: what a drafter loads at its start, and how new answers get
+into the file without a step that waits for the disk."""
 
 from __future__ import annotations
 

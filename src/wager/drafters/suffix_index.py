@@ -1,6 +1,6 @@
 """The index of suffix decoding in Python, for installs without the extension. Same interface, same
-answers as ``native/suffix.cpp``, where the idea is explained (``native/suffix.h``); slower, since it
-looks a context up in a dictionary per length.
+answers as ``native/suffix.cpp`` (``native/suffix.h`` explains the idea); slower, since it looks a
+context up in a dictionary per length.
 """
 
 from __future__ import annotations
