@@ -135,7 +135,9 @@ def test_a_walk_ends_where_it_is_no_longer_likely() -> None:
 @pytest.mark.usefixtures("form")
 def test_factor_and_offset_bound_a_draft() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
-    lengths = {(1.0, 0.0): 2, (0.5, 0.0): 1, (2.0, 0.0): 4, (1.0, 2.0): 4, (0.0, 0.0): 0, (9.0, 0.0): 8}
+    lengths = {
+        (1.0, 0.0): 2, (0.5, 0.0): 1, (2.0, 0.0): 4, (1.0, 2.0): 4, (0.0, 0.0): 0, (9.0, 0.0): 8,
+    }  # fmt: skip
     for number, ((factor, offset), length) in enumerate(lengths.items()):
         subject = drafter(max_spec_factor=factor, max_spec_offset=offset)
         assert len(ask(subject, text, 8, number).tokens) == length

@@ -1,4 +1,4 @@
-"""`verify: rejection` over the engine: a model that drafts changes tokens, not their distribution."""
+"""`verify: rejection` over the engine: drafts change tokens, never their distribution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sampling.chi_square import excess_of_two
 from tests.tiny import write_tiny_hf
 from wager import LLM, SamplingParams
 
-# Half of the vocabulary, each token once: there is a match behind some tokens and none behind others.
+# Half of the vocabulary, each token once: behind some tokens there is a match, behind others none.
 PROMPT = list(range(4, 288, 2))
 CHOICES = 128
 REQUESTS = 24

@@ -2,8 +2,8 @@
 
 `reject`: Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding",
 2023; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
-`reject_block`: Sun et al., "Block Verification Accelerates Speculative Decoding", 2024: the draft is
-judged as a whole, and no fewer tokens are accepted in expectation. A draft token without a
+`reject_block`: Sun et al., "Block Verification Accelerates Speculative Decoding", 2024: the draft
+is judged as a whole, and no fewer tokens are accepted in expectation. A draft token without a
 distribution counts as certain. Draws of the draft, of acceptance and of the residual use noise of
 their own; at temperature 0 both rules are the plain one.
 
