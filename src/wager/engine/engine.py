@@ -23,7 +23,7 @@ from wager.engine.controller import Controller, FixedLength
 from wager.engine.costs import StepCosts
 from wager.engine.drafting import Drafters, cut_after_end
 from wager.engine.memory import block_bytes, choose_blocks, kv_kind
-from wager.engine.request import Request, Sequence
+from wager.engine.request import Request, Sequence, check_prompt
 from wager.engine.scheduler import Scheduler, Work
 from wager.engine.stats import EngineStats
 from wager.errors import ConfigError, RequestError
@@ -149,7 +149,7 @@ class Engine:
     ) -> str:
         """Queue a prompt. Raises RequestError, and nothing is queued, if it cannot be served."""
         prompt = [int(token) for token in prompt_ids]
-        self._check_prompt(prompt, params)
+        check_prompt(prompt, params, self.vocab_size, self.max_model_len)
         number = next(self._numbers)
         name = request_id if request_id is not None else f"request-{number}"
         if name in self._requests:
@@ -389,25 +389,6 @@ class Engine:
             raise ConfigError(
                 f"{what}: {len(self._requests)} request(s) are running; wait or abort"
             )
-
-    def _check_prompt(self, prompt: list[int], params: SamplingParams) -> None:
-        if not prompt:
-            raise RequestError("prompt: is empty, and this model's tokenizer adds no start token")
-        if len(prompt) >= self.max_model_len:
-            raise RequestError(
-                f"prompt: {len(prompt)} tokens, but the context holds "
-                f"{self.max_model_len} and the answer needs at least 1"
-            )
-        for token in (min(prompt), max(prompt)):
-            if not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"prompt: token {token} is outside the vocabulary of {self.vocab_size}"
-                )
-        for token in params.stop_token_ids:
-            if token >= self.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids: {token} is outside the vocabulary of {self.vocab_size}"
-                )
 
     def _measured_step(self, rows: int, context: int) -> float:
         """One whole step of an invented request of zeros: milliseconds of forward and sampling."""

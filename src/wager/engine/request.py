@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from wager.config import SamplingParams
+from wager.errors import RequestError
 from wager.runtime.kv import BlockTable
 from wager.sampling.sampler import SequenceState
 from wager.types import CompletionOutput, DraftCounts, RequestOutput
@@ -91,3 +92,24 @@ class Request:
             first_token_s=self.first_token_s,
             total_s=now if finished else None,
         )
+
+
+def check_prompt(
+    prompt: list[int], params: SamplingParams, vocab_size: int, max_model_len: int
+) -> None:
+    """Raise RequestError where a model of this vocabulary and context cannot serve it."""
+    if not prompt:
+        raise RequestError("prompt: is empty, and this model's tokenizer adds no start token")
+    if len(prompt) >= max_model_len:
+        raise RequestError(
+            f"prompt: {len(prompt)} tokens, but the context holds {max_model_len} and the answer "
+            "needs at least 1"
+        )
+    for token in (min(prompt), max(prompt)):
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"prompt: token {token} is outside the vocabulary of {vocab_size}")
+    for token in params.stop_token_ids:
+        if token >= vocab_size:
+            raise RequestError(
+                f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}"
+            )
