@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from wager.backend import SourceCounts
 from wager.bench.identity import Control, Divergence, Identity
 from wager.bench.latency import Percentiles
 from wager.bench.results import (
@@ -109,6 +110,8 @@ def full() -> Report:
                        acceptance_by_position_unconditional=None,
                        acceptance_by_position_conditional=None)  # fmt: skip
     cells[0] = replace(cells[0], status="DISTURBED", verdict="no difference")
+    sources = {"suffix": SourceCounts(400, 1_800, 700), EVIL: SourceCounts(200, 600, 106)}
+    cells[1] = replace(cells[1], by_source=sources, warm=50)
     arms = [
         an_arm("plain"),
         an_arm(NGRAM, active=True, kv_share_lost=0.0, identity=CHANGED, draft_time_share=0.004,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wager.arms import PLAIN, Arm, arm_of
-from wager.backend import Load, Prompt
+from wager.backend import Load, Prompt, SourceCounts
 from wager.bench.backend import EngineBackend, check_arm
 from wager import SpeculationConfig
 from wager.config import EngineConfig, SamplingParams
@@ -35,6 +35,7 @@ class ScriptedStats:
     def __init__(self) -> None:
         self.counts = DraftCounts()
         self.counts.record(4, 3, 4)
+        self.by_source = {"ngram": self.counts}
 
     def reset(self) -> None:
         self.resets += 1
@@ -185,6 +186,7 @@ def test_counters_are_those_of_the_engine() -> None:
     assert (found.total_ms, found.draft_ms) == (3.0, 1.0)
     assert (found.steps, found.drafts, found.drafted, found.accepted) == (1, 1, 4, 3)
     assert (found.accepted_at, found.generated) == ((1, 1, 1), 4)
+    assert found.by_source == {"ngram": SourceCounts(1, 4, 3)}
 
 
 def test_an_arm_is_checked_without_a_model() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.scripted import reply, silent
 from tests.bench.test_results import SCHEMA, arm_result, cell_of, report, strict, valid
-from wager.backend import Answer, Counters
+from wager.backend import Answer, Counters, SourceCounts
 from wager.bench.figures import advice
 from wager.bench.identity import Identity
 from wager.bench.results import Cell, StartUp
@@ -49,6 +49,21 @@ def test_server_counters_stand_in_for_the_counts_of_requests() -> None:
     assert found.tokens_per_step_mean_of_requests is None
     assert found.acceptance_rate_mean_of_requests is None
     valid(found)
+
+
+def test_drafts_by_source_are_the_counters_over_all_parts() -> None:
+    counted = Counters(drafted=8, by_source={"suffix": SourceCounts(2, 8, 5)})
+    twice = [[reply("a")], [reply("b")]]
+    found = cell_of(twice, twice, counted=counted)
+    assert found.by_source == {"suffix": SourceCounts(2, 8, 5)}
+    found = replace(found, warm=50)
+    written = valid(found)["cells"][0]
+    assert written["by_source"] == {"suffix": {"drafts": 2, "drafted": 8, "accepted": 5}}
+    assert written["warm"] == 50
+    assert cell_of(twice, twice).by_source is None
+    # Of replies that all failed the counters tell nothing.
+    bad = [[replace(answers[0], error="gone")] for answers in twice]
+    assert cell_of(twice, bad, counted=counted).by_source is None
 
 
 def test_a_server_that_contradicts_itself_is_not_believed() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.bench.scripted import ARMS, ON, OTHER, ScriptedBackend, plan, planned, reply
-from wager.backend import Answer, Counters, EngineError, Started
+from wager.backend import Answer, Counters, EngineError, SourceCounts, Started
 from wager.bench.journal import Journal, PartRecord, journal_path
 from wager.bench.run import Executor, Run
 from wager.errors import ConfigError
@@ -29,7 +29,7 @@ FULL = PartRecord(
         ),
         Answer("b", "é", None, 0.1, None, error="gone"),
     ],
-    Counters(drafted=4, accepted_at=(2, 1)),
+    Counters(drafted=4, accepted_at=(2, 1), by_source={"suffix": SourceCounts(2, 4, 3)}),
     1.5,
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench.scripted import ARMS, ON, prompts, reply
 from wager.arms import PLAIN, Arm
-from wager.backend import Answer, Counters, Load
+from wager.backend import Answer, Counters, Load, SourceCounts
 from wager.bench.counters import total
 from wager.bench.measure import DEFAULT_ARM, DEFAULT_K, Measurement
 from wager.speculation import SpeculationConfig
@@ -60,6 +60,14 @@ def test_a_prompt_with_one_sound_reply_of_two_still_counts() -> None:
             [Counters(drafted=4, accepted_at=(2, 1)), Counters(drafted=5, accepted_at=(3,))],
             Counters(drafted=9, accepted_at=(5, 1)),
         ),
+        (
+            [
+                Counters(by_source={"a": SourceCounts(1, 4, 2)}),
+                Counters(by_source={"a": SourceCounts(1, 5, 5), "b": SourceCounts(2, 8, 0)}),
+                Counters(by_source={}),
+            ],
+            Counters(by_source={"a": SourceCounts(2, 9, 7), "b": SourceCounts(2, 8, 0)}),
+        ),
         # A part that does not know is not a part that counted nothing.
         ([Counters(drafted=4), Counters()], Counters()),
         ([Counters(drafted=4), Counters(resets=1)], Counters(resets=1)),
@@ -67,6 +75,15 @@ def test_a_prompt_with_one_sound_reply_of_two_still_counts() -> None:
 )
 def test_sums_of_counters(parts: list[Counters], expected: Counters) -> None:
     assert total(parts) == expected
+
+
+def test_what_each_source_did_between_two_readings() -> None:
+    before = Counters(drafts=3, by_source={"a": SourceCounts(3, 12, 4)})
+    now = {"a": SourceCounts(5, 20, 9), "b": SourceCounts(1, 4, 4)}
+    after = Counters(drafts=6, by_source=now)
+    assert after.since(before).by_source == {"a": SourceCounts(2, 8, 5), "b": now["b"]}
+    assert after.since(Counters(drafts=3)).by_source is None
+    assert Counters(drafts=0, by_source={}).since(before) == Counters(resets=1)
 
 
 def test_the_default_arm_is_the_default_config() -> None:

@@ -240,7 +240,7 @@ def test_the_fastest_arm_is_plain_where_nothing_gains() -> None:
 def test_markdown_tables_are_whole() -> None:
     text = markdown.render([Run("r", samples.full())])
     tables_ = [block for block in text.split("\n\n") if block.startswith("| ")]
-    assert len(tables_) == 9
+    assert len(tables_) == 10
     for block in tables_:
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.split("\n")}
         assert len(columns) == 1
@@ -279,6 +279,30 @@ def test_other_files_are_refused(tmp_path: Path, change: dict[str, Any], says: s
         read_report(file)
     assert str(file) in str(caught.value)
     assert says in str(caught.value)
+
+
+def test_figures_that_came_later_may_be_absent(tmp_path: Path) -> None:
+    report = samples.full()
+    data = json.loads(report.to_json())
+    for cell in data["cells"]:
+        del cell["by_source"], cell["warm"]
+    jsonschema.validate(data, SCHEMA, cls=jsonschema.Draft202012Validator)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(data))
+    older = [replace(cell, by_source=None, warm=None) for cell in report.cells]
+    assert read_report(file) == replace(report, cells=older)
+
+
+def test_drafts_by_source_have_a_table() -> None:
+    (suffix, other) = tables.sources(samples.full()).rows
+    assert [value.text for value in suffix] == [
+        "copy", "8 clients", samples.NGRAM, "suffix", "400", "1,800", "700", "39 %",
+    ]  # fmt: skip
+    assert other[3].text == samples.EVIL
+    assert tables.sources(samples.one_load()).rows == []
+    assert "**Drafts by source**" in markdown.render([Run("r", samples.full())])
+    _, parsed = shown(samples.full())
+    assert "Drafts by source" in parsed.text
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "nonsense", '{"schema": NaN, "cells": []}'])

@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 
 from tests.bench.scripted import plan as scripted_plan
-from tests.bench.scripted import planned, reply, silent
+from tests.bench.scripted import planned, prompts, reply, silent
 from tests.bench.test_results import arm_result, cell_of, report
-from wager.backend import Counters
+from wager.backend import Counters, SourceCounts
 from wager.bench import remarks
 from wager.bench import report as shown
 from wager.bench.identity import Control, Divergence, Identity
 from wager.bench.plan import Plan
 from wager.bench.results import BothCounts, Cell, ServerCounts, StartUp
+from wager.bench.spelling import shares_by_source
 
 TIMES = [2.0, 2.2, 1.8, 2.1, 1.9]
 
@@ -221,3 +222,26 @@ def test_clients_and_methods_are_named_only_where_they_differ() -> None:
     assert "copy with other (" in remarks.conclusion([one, other])
     assert "arm" in text_of(one, other)
     assert "arm  " not in text_of(one)
+
+
+def test_drafts_by_source_are_told_where_there_were_several() -> None:
+    sources = {"ngram": SourceCounts(9, 1204, 855), "suffix": SourceCounts(200, 2000, 1900)}
+    printed = text_of(replace(a_cell(2.0), by_source=sources))
+    assert (
+        "- copy: drafts by source: suffix 95 % of 2,000 tokens accepted; ngram 71 % of 1,204 tokens "
+        "accepted"
+    ) in printed
+    for few in (None, {}, {"ngram": SourceCounts(1, 4, 2)}):
+        assert "by source" not in text_of(replace(a_cell(2.0), by_source=few))
+    assert shares_by_source({"none": SourceCounts()}) == "none n/a of 0 tokens accepted"
+
+
+def test_what_came_before_a_warm_cell_is_said() -> None:
+    out = io.StringIO()
+    warm = replace(planned(5, name="copy after 7"), warm=prompts(7, "before"))
+    found = report(replace(a_cell(2.0), workload="copy after 7", warm=7))
+    shown.show(Console(file=out, width=160), found, scripted_plan(planned(5), warm))
+    assert "after 7: behind every start of an arm 7 other prompts of the workload are" in (
+        out.getvalue()
+    )
+    assert "after" not in text_of(a_cell(2.0))

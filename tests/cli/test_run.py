@@ -112,6 +112,25 @@ def test_statistics(tiny_path: Path, capsys: Capture) -> None:
     assert "verify" not in plain
 
 
+def test_statistics_say_what_each_source_did(tiny_path: Path, capsys: Capture) -> None:
+    both = NGRAM.replace('"ngram"', '["suffix", "ngram"]')
+    line = ["the the the", *SHORT, "--stats", "-sc"]
+    _, said = answer(capsys, tiny_path, *line, both)
+    total = re.search(r"(\d+) tokens drafted, (\d+) accepted", said)
+    shares = re.search(r"^by source: (.*)$", said, re.MULTILINE)
+    assert total is not None
+    assert shares is not None
+    parts = re.findall(r"(\w+) (\d+) % of (\d+) tokens accepted(?:; |$)", shares[1])
+    assert 1 <= len(parts) == shares[1].count("accepted")
+    assert {source for source, _, _ in parts} <= {"suffix", "ngram"}
+    drafted, accepted = int(total[1]), int(total[2])
+    assert sum(int(tokens) for _, _, tokens in parts) == drafted > 0
+    found = sum(int(share) * int(tokens) / 100 for _, share, tokens in parts)
+    assert found == pytest.approx(accepted, abs=0.005 * drafted + 0.01)
+    _, alone = answer(capsys, tiny_path, *line, NGRAM)
+    assert "by source" not in alone
+
+
 def test_a_prompt_from_standard_input(
     tiny_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wager.bench.spelling import shares_by_source
 from wager.cli.stream import answer, wants_color
 from wager.errors import ConfigError, RequestError
 
@@ -83,7 +84,9 @@ class Session:
             print()
         if self._stats and last is not None:
             sys.stdout.flush()
-            print(statistics(self._llm.engine.stats, last), file=sys.stderr)
+            asked = self._llm.engine.speculation
+            several = asked is not None and len(asked.methods) > 1
+            print(statistics(self._llm.engine.stats, last, several), file=sys.stderr)
 
 
 def _read_line() -> str | None:
@@ -96,8 +99,11 @@ def _read_line() -> str | None:
         return None
 
 
-def statistics(stats: EngineStats, last: RequestOutput) -> str:
-    """What the steps of one answer cost and what its drafts brought, in a few lines."""
+def statistics(stats: EngineStats, last: RequestOutput, several: bool = False) -> str:
+    """What the steps of one answer cost and what its drafts brought, in a few lines.
+
+    ``several`` methods were asked: then it is said who spoke, even if it was one of them alone.
+    """
     counts = stats.counts
     lines = [
         f"{counts.committed} tokens in {counts.steps} steps: "
@@ -112,6 +118,8 @@ def statistics(stats: EngineStats, last: RequestOutput) -> str:
         )
         shares = [_percent(share) for share in counts.acceptance_by_position_unconditional]
         lines.append("acceptance by position (unconditional): " + ", ".join(shares))
+        if several or len(stats.by_source) > 1:
+            lines.append(f"by source: {shares_by_source(stats.by_source)}")
     else:
         lines.append("no drafts")
     if last.first_token_s is not None and last.total_s is not None:
