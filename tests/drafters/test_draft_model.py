@@ -104,6 +104,21 @@ def test_right_again_behind_steps_without_it(
     assert garbage.accepted < garbage.drafted / 10
 
 
+def fed(llm: LLM) -> list[int]:
+    """Rows of each pass of the drafter, as they come."""
+    drafter = llm.engine.drafters
+    assert drafter is not None
+    target = drafter.members[0].drafter._target  # type: ignore[attr-defined]
+    forward, rows = target.forward, []
+
+    def counted(spans: Any) -> Any:
+        rows.append(sum(len(span.tokens) for span in spans))
+        return forward(spans)
+
+    target.forward = counted
+    return rows
+
+
 def test_a_prefix_from_the_cache_serves_the_drafter_too(
     make_llm: Callable[..., LLM], tiny_path: Path
 ) -> None:
@@ -111,17 +126,7 @@ def test_a_prefix_from_the_cache_serves_the_drafter_too(
     llm = make_llm(speculation=drafting(tiny_path, 4))
     prompt = prompts(1, VOCAB, 5, (200, 200))[0]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    rows = []
-    drafter = llm.engine.drafters
-    assert drafter is not None
-    target = drafter.members[0].drafter._target  # type: ignore[attr-defined]
-    forward = target.forward
-
-    def counted(spans: Any) -> Any:
-        rows.append(sum(len(span.tokens) for span in spans))
-        return forward(spans)
-
-    target.forward = counted
+    rows = fed(llm)
     shares = []
     for _ in range(2):
         rows.clear()
@@ -132,6 +137,22 @@ def test_a_prefix_from_the_cache_serves_the_drafter_too(
     assert shares == [1.0, 1.0]
     assert llm.engine.stats.cached_tokens >= 192
     assert most < 20, "the drafter read the whole prompt again"
+
+
+def test_choices_of_one_prompt_read_it_once(
+    make_llm: Callable[..., LLM], tiny_path: Path
+) -> None:
+    """Several requests share the prompt's blocks, and it is more than one pass may read."""
+    llm = make_llm(max_num_seqs=8, max_batch_tokens=64, speculation=drafting(tiny_path, 2))
+    rows = fed(llm)
+    params = SamplingParams(temperature=1.0, seed=1, n=6, max_tokens=12, ignore_eos=True)
+    (output,) = llm.generate(prompts(1, VOCAB, 5, (300, 300)), params)
+    assert all(len(choice.token_ids) == 12 for choice in output.outputs)
+    counts = llm.engine.stats.counts
+    assert 0 < counts.accepted == counts.drafted
+    assert max(rows) <= 64
+    # The prompt once, and of each choice its own end and what it wrote.
+    assert sum(rows) < 300 + 6 * (16 + 3 * 12)
 
 
 def test_drafting_stops_where_the_drafters_context_ends(
