@@ -30,7 +30,7 @@ from wager.bench.methods.pairs import (
     Origin,
     mtp_adds,
     pair_notes,
-    rounds,
+    rounded,
     self_adds,
     speculation_of,
     tokenizers_differ,
@@ -163,7 +163,7 @@ def _drafts(
     drafts = [Draft(kind, None, "always") for kind in ("ngram", "ngram-mod", "suffix")]
     if target.refusal is None:
         drafts.append(Draft(SUFFIX_NGRAM, None, "always"))
-        if rounds(facts):
+        if rounded(facts) is not None:
             drafts.append(Draft("draft_model", SELF, "always"))
     notes: list[str] = []
     matched = matching_heads(names)

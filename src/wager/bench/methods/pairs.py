@@ -58,7 +58,7 @@ def speculation_of(draft: Draft, known: ModelFacts | None, target: ModelFacts) -
         return Speculation(draft.kind, options)
     options["num_speculative_tokens"] = _length(draft, known, target)
     if draft.name == SELF:
-        options["quantization"] = _ROUNDED
+        options["quantization"] = rounded(target)
     if draft.kind in ("ngram", SUFFIX_NGRAM):
         options |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     if draft.kind == "peagle":
@@ -83,15 +83,17 @@ def _length(draft: Draft, known: ModelFacts | None, target: ModelFacts) -> int:
     return _LENGTH.get(draft.kind, _LENGTH["draft_model"])
 
 
-def rounds(target: ModelFacts) -> bool:
-    """Whether wager's own engine runs the target in weights that can be rounded further."""
-    return weight_width("own", "auto", target)[1] == "f32"
+def rounded(target: ModelFacts) -> str | None:
+    """The next coarser weights than those in which wager's own engine runs the target."""
+    return _COARSER.get(weight_width("own", "auto", target)[1])
 
 
-def self_adds(target: ModelFacts) -> Adds:
+def self_adds(target: ModelFacts) -> Adds | None:
     """The target's weights rounded, and keys and values as its own."""
-    width, _ = weight_width("own", _ROUNDED, target)
-    return Adds(int(target.parameters * (width or 0.0)), target.kv_bytes_per_token())
+    width, _ = weight_width("own", rounded(target) or "auto", target)
+    if width is None:
+        return None
+    return Adds(int(target.parameters * width), target.kv_bytes_per_token())
 
 
 def mtp_adds(facts: ModelFacts) -> Adds | None:
@@ -115,7 +117,7 @@ def pair_notes(draft: Draft, known: ModelFacts | None, target: ModelFacts) -> li
     """What the files of the pair say about each other."""
     notes: list[str] = []
     if draft.name == SELF:
-        return [f"the target's own weights as {_ROUNDED}, for a target that runs in f32"]
+        return [f"the target's own weights as {rounded(target)}: by --weights auto it is finer"]
     if draft.kind == "draft_model":
         if known is None or known.tokenizer_hash is None or target.tokenizer_hash is None:
             notes.append("its tokenizer was not compared with the target's")
