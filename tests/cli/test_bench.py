@@ -288,6 +288,40 @@ def test_prompts_of_a_file(tiny_path: Path, tmp_path: Path, capsys: Capture) -> 
     assert "1 of 4 prompts repeat an earlier one" in capsys.readouterr().err
 
 
+def test_nothing_learnt_outlives_a_block_and_warm_figures_are_apart(
+    tiny_path: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """All prompts are one and the same: its answer would be drafted from itself if it was kept."""
+    prompts = tmp_path / "same.jsonl"
+    line = json.dumps({"prompt": "say", "max_tokens": 8, "temperature": 0})
+    prompts.write_text(f"{line}\n" * 5)
+    arms = "plain,suffix:k=4,suffix+ngram:k=4,min=1,max=3"
+    asked = ["--workload", str(prompts), "--arms", arms, "--warm", "2"]
+    found = bench(tiny_path, tmp_path / "out.json", *asked)
+    cells = {(cell["workload"], cell["arm"]): cell for cell in found["cells"]}
+    names = ("suffix:k=4", "suffix+ngram:k=4,min=1,max=3")
+    assert set(cells) == {(w, a) for w in ("same", "same after 2") for a in names}
+    for (workload, arm), cell in cells.items():
+        assert cell["identical"] == cell["outputs"] == 3
+        assert cell["warm"] == (2 if workload == "same after 2" else None)
+        past = cell["by_source"].get("suffix (past answers)")
+        assert (past is not None) == (cell["warm"] == 2), arm
+        assert cell["repeated_prompts"]
+    printed = capsys.readouterr().out
+    assert "after 2: behind every start of an arm 2 other prompts" in printed
+    assert "drafts by source: suffix" in printed
+
+
+def test_a_drafter_of_the_targets_own_weights(tiny_path: Path, tmp_path: Path) -> None:
+    arm = "draft_model:model=self,quantization=int8,k=3"
+    found = bench(tiny_path, tmp_path / "out.json", "--arms", f"plain,{arm}")
+    (cell,) = found["cells"]
+    assert (cell["arm"], cell["method"], cell["identical"]) == (arm, "draft_model", 3)
+    assert cell["accepted"] > 0
+    assert set(cell["by_source"]) == {"draft_model"}
+    assert found["arms"][1]["effective"]["quantization"] == "int8"
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -305,6 +339,9 @@ def test_prompts_of_a_file(tiny_path: Path, tmp_path: Path, capsys: Capture) -> 
         (["--time-limit", "0s"], "time-limit"),
         (["--resume"], "resume"),
         (["--identity", "-1"], "identity"),
+        (["--warm", "0"], "warm"),
+        (["--warm", "3", "--suite", "article"], "warm"),
+        (["--arms", "plain,suffix+medusa:k=4"], "medusa"),
         (["--engine", "other"], "engine"),
         (["--engine-args", "-x"], "engine-args"),
         (["--url", "http://localhost"], "url"),
