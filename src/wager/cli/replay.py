@@ -39,7 +39,8 @@ Tokenizer = Annotated[
 Arms = Annotated[
     str | None,
     typer.Option("--arms", metavar="LIST", show_default=False,
-                 help="Methods to replay, e.g. ngram:k=4,min=2,max=5. Default: two of n-gram."),
+                 help="Methods to replay, e.g. ngram:k=4,min=2,max=5,suffix:k=16. Default: two of "
+                      "n-gram."),
 ]  # fmt: skip
 Engine = Annotated[
     str,
