@@ -134,6 +134,7 @@ def test_the_arms_taken_by_default_can_draft(vocabulary: Vocabulary, engine: str
         ("own", "draft-simple:k=4", "with a model"),
         ("own", "suffix+draft_model:k=4,model=self,quantization=int8", "with a model"),
         ("own", "suffix+ngram-mod:k=4", "--engine llamacpp"),
+        ("own", "suffix:k=4,verify=rejection", "verify rejection: .* leave it out"),
         ("own", "suffix+ngram:k=4,model=D", "unknown key 'model' for suffix and ngram"),
         ("own", "ngram-mod:k=4", "--engine llamacpp"),
         ("own", "guess:k=4", "not a drafting method"),

@@ -113,7 +113,13 @@ def _own(speculation: Speculation) -> SpeculationConfig | None:
         needs = getattr(drafter_class(method), "needs", None)
         if needs is not None and needs.blocks:
             raise _needs_a_model(method)
-    return SpeculationConfig.parse(speculation.config())
+    config = SpeculationConfig.parse(speculation.config())
+    if config is not None and config.verify != "match":
+        raise ConfigError(
+            f"arms: verify {config.verify}: which drafts it accepts does not follow from recorded "
+            "answers; leave it out"
+        )
+    return config
 
 
 def _vllm(speculation: Speculation) -> Settings:
