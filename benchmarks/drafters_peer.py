@@ -13,7 +13,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.streams import K, LOOKUP, Case, Subject, build, play
+from benchmarks.streams import LOOKUP, Case, K, Subject, build, play
 
 DEPTH, CACHED, LEAST = 24, 10_000, 0.1
 """vLLM's defaults for suffix decoding."""

@@ -1,4 +1,4 @@
-"""The benchmark of drafting: what is played, and what stands in the tables where peers are missing."""
+"""The benchmark of drafting: what is played, and what its tables say where peers are missing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from benchmarks import drafters
 from benchmarks.peers import Peers
 from benchmarks.streams import ANSWER, ANSWERS, KINDS, MIXED, MOST, make_case
+
+from benchmarks import drafters
 
 
 @pytest.mark.parametrize("kind", [*KINDS, MIXED])
@@ -51,9 +51,8 @@ def test_a_peer_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
     for part in ("vllm", "suffix"):
         (tmp_path / part / ".ready").touch()
     (tmp_path / "vllm" / "bin" / "python").symlink_to(Path(sys.executable).resolve())
-    with (
-        drafters.peer_process(Peers(tmp_path)) as other,
-        pytest.raises(RuntimeError, match="No module named 'vllm'"),
-    ):
+    case = make_case("period 7", 10, 1, 1)
+    with drafters.peer_process(Peers(tmp_path)) as other:
         assert other is not None
-        other.build(make_case("period 7", 10, 1, 1))
+        with pytest.raises(RuntimeError, match="No module named 'vllm'"):
+            other.build(case)

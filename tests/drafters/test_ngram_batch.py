@@ -118,9 +118,9 @@ def test_long_texts_as_the_index(form: Lookup, recent: bool, bounds: tuple[int, 
     texts = [
         rng.choices(range(2), k=3000),
         rng.choices(range(400), k=3001),
-        (unit + [5]) * 30 + unit,
+        [*unit, 5] * 30 + unit,
         [1] * 2000 + [2] + [1] * 700,
-        list(range(2999)) + [0],
+        [*range(2999), 0],
         [0, 1] * 1500,
     ]
     index = index_class()(*bounds, recent, True)
