@@ -216,15 +216,16 @@ def test_an_unlikely_token_ends_the_draft(
     make_llm: Callable[..., LLM], other_path: Path
 ) -> None:
     lengths = []
-    for least in (0.0, 0.2, 1.0):
+    for least in (0.0, 0.9, 0.99, 1.0):
         llm = make_llm(speculation=drafting(other_path, 6, draft_min_token_prob=least))
         run_all(llm, requests(6))
         counts = llm.engine.stats.counts
         lengths.append(counts.drafted / counts.steps)
-    assert lengths[0] > lengths[1] > lengths[2] == 0.0
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[2] > lengths[3] == 0.0
 
 
-@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.7), ("int4", 0.3)])
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.7), ("int4", 0.1)])
 def test_own_weights_rounded(
     make_llm: Callable[..., LLM], quantization: str, least: float
 ) -> None:

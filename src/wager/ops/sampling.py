@@ -18,6 +18,7 @@ the Gumbel-max trick as in Maddison, Tarlow and Minka (2014).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -34,17 +35,18 @@ _LARGEST_INVERSE: Final = 3e38
 
 def philox(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
     """Philox4x32-10 of many counters, uint32 [n, 4] -> [n, 4]."""
-    words = _rounds(*(counter[:, i].astype(np.uint64) for i in range(4)), key=key)
+    words = _rounds([counter[:, i].astype(np.uint64) for i in range(4)], key)
     return np.stack(words, axis=1).astype(np.uint32)
 
 
 def philox_word(counter: tuple[int, int, int, int], key: tuple[int, int]) -> int:
     """The first word of one counter, 32 bits each."""
-    return int(_rounds(*counter, key=key)[0])
+    return int(_rounds(counter, key)[0])
 
 
-def _rounds(c0: Any, c1: Any, c2: Any, c3: Any, key: tuple[int, int]) -> tuple[Any, ...]:
+def _rounds(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Any, ...]:
     """On whole numbers, or on uint64 arrays."""
+    c0, c1, c2, c3 = counter
     key0, key1 = key
     for _ in range(10):
         product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
