@@ -71,9 +71,7 @@ class Score:
         self._surprise = np.zeros(2)
         self._same = 0
 
-    def add(
-        self, p: NDArray[np.float64], q: NDArray[np.float64], follows: Sequence[int]
-    ) -> None:
+    def add(self, p: NDArray[np.float64], q: NDArray[np.float64], follows: Sequence[int]) -> None:
         """``follows`` are the tokens that the text goes on with."""
         rows = np.arange(len(follows))
         self._surprise -= [p[rows, follows].sum(), q[rows, follows].sum()]

@@ -156,9 +156,7 @@ def test_a_packed_matrix_gives_its_rows_back(ops: OpSet, kind: WeightKind) -> No
 
 @pytest.mark.parametrize("levels", [(0, 16), (3, 12), (5, 6)])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_weights_in_4_bits_stay_as_they_are(
-    ops: OpSet, levels: tuple[int, int], sign: int
-) -> None:
+def test_weights_in_4_bits_stay_as_they_are(ops: OpSet, levels: tuple[int, int], sign: int) -> None:
     """Also where a group uses a part of the levels, or counts them downwards."""
     rng = np.random.default_rng(6)
     scales = sign * rng.uniform(1e-6, 0.1, (99, 3, 1)).astype(np.float16).astype(np.float32)

@@ -63,7 +63,8 @@ def test_both_op_sets_choose_the_same() -> None:
 def test_a_group_of_equal_weights_keeps_its_value() -> None:
     weight = np.repeat(weights(4)[:, :1], 160, axis=1)
     for ops in (ReferenceOps(), *native_sets()):
-        np.testing.assert_allclose(rows_of(ops, weight), weight, rtol=1e-6)
+        # Half of the smallest half-precision number is what may be missing.
+        np.testing.assert_allclose(rows_of(ops, weight), weight, rtol=1e-6, atol=3e-8)
 
 
 def test_a_packed_matrix_takes_5_bits_per_weight() -> None:

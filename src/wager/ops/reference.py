@@ -292,7 +292,7 @@ def _int4(groups: F32) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
     scales, minima = affine(groups)
     levels = _levels(groups, scales, minima).astype(np.uint8)
     halves = np.stack([scales, minima]).astype(np.float16)
-    return halves, levels[:, 0::2] | levels[:, 1::2] << 4
+    return halves, (levels[:, 0::2] | levels[:, 1::2] << 4).astype(np.uint8)
 
 
 def affine(groups: F32) -> tuple[F32, F32]:
