@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from wager import SpeculationConfig
 from wager.arms import PLAIN, Arm, arm_of
 from wager.backend import Load, Prompt, SourceCounts
 from wager.bench.backend import EngineBackend, check_arm
-from wager import SpeculationConfig
 from wager.config import EngineConfig, SamplingParams
 from wager.errors import ConfigError, RequestError
 from wager.types import CompletionOutput, DraftCounts, RequestOutput

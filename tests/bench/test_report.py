@@ -227,10 +227,8 @@ def test_clients_and_methods_are_named_only_where_they_differ() -> None:
 def test_drafts_by_source_are_told_where_there_were_several() -> None:
     sources = {"ngram": SourceCounts(9, 1204, 855), "suffix": SourceCounts(200, 2000, 1900)}
     printed = text_of(replace(a_cell(2.0), by_source=sources))
-    assert (
-        "- copy: drafts by source: suffix 95 % of 2,000 tokens accepted; ngram 71 % of 1,204 tokens "
-        "accepted"
-    ) in printed
+    told = "suffix 95 % of 2,000 tokens accepted; ngram 71 % of 1,204 tokens accepted"
+    assert f"- copy: drafts by source: {told}" in printed
     for few in (None, {}, {"ngram": SourceCounts(1, 4, 2)}):
         assert "by source" not in text_of(replace(a_cell(2.0), by_source=few))
     assert shares_by_source({"none": SourceCounts()}) == "none n/a of 0 tokens accepted"

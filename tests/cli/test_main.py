@@ -77,7 +77,7 @@ def ngram(k: str = "8", more: str = "") -> str:
          "prompt_lookup_min"),
         (["-sc", ngram("8", ', "prompt_lookup_min": 0')], "prompt_lookup_min"),
         (["-sc", ngram("8", ', "colour": 1')], "colour"),
-        (["-sc", ngram("8", ', "verify": "rejection"')], "verify"),
+        (["-sc", ngram("8", ', "verify": "typical"')], "verify"),
         (["-sc", '{"method": "ngram"}'], "num_speculative_tokens"),
         (["-sc", '{"num_speculative_tokens": 8}'], "method"),
         (["-sc", "{"], "speculative-config"),

@@ -109,7 +109,7 @@ def test_the_table(tiny_path: Path, capsys: Capture) -> None:
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "needs no model" in printed
-    assert f"wager run {tiny_path} -sc '{{\"method\":[\"suffix\",\"ngram\"]" in printed
+    assert f'wager run {tiny_path} -sc \'{{"method":["suffix","ngram"]' in printed
     assert f"vllm serve {tiny_path} --speculative-config" in printed
     assert "not looked up on the hub: offline" in printed
 

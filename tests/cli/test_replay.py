@@ -80,9 +80,7 @@ def test_what_an_option_cannot_do_is_said(
     assert "vLLM's suffix is not replayed" in capsys.readouterr().err
 
 
-def test_suffix_and_lists(
-    log: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suffix_and_lists(log: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = ["--arms", "suffix:k=8,suffix+ngram:k=8,min=2,max=5"]
     assert main(["replay", str(log), "--tokenizer", str(tiny_path), *arms]) == 0
     said = capsys.readouterr().out

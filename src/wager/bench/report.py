@@ -233,9 +233,7 @@ def plan_lines(plan: Plan) -> list[str]:
             "answered first, untimed"
         )
     if fewest < DEFAULT_PROMPTS:
-        lines.append(
-            f"fewer than {DEFAULT_PROMPTS} prompts: a quick look, the intervals are rough"
-        )
+        lines.append(f"fewer than {DEFAULT_PROMPTS} prompts: a quick look, the intervals are rough")
     return lines
 
 

@@ -27,7 +27,7 @@ _URL_ONLY: Final = ("url", "url_off", "url_on", "request_off", "request_on", "me
 def refuse_foreign(engine: str, given: Mapping[str, Any]) -> None:
     """An option that the chosen engine would not hear of is refused rather than ignored."""
     for name, default in _OWN_ONLY.items():
-        if engine != OWN and given[name] != default:
+        if engine != OWN and given.get(name, default) != default:
             option = name.replace("_", "-")
             raise ConfigError(
                 f"{option}: is for wager's own engine; use --engine-args for {engine}"

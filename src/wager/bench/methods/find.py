@@ -248,9 +248,7 @@ def _read_all(drafts: Sequence[Draft], read: ReadFacts, ask: bool) -> dict[str, 
     wanted = {
         draft.name: draft.kind == "draft_model"
         for draft in drafts
-        if draft.name is not None
-        and draft.name != SELF
-        and (ask or draft.origin == "candidate")
+        if draft.name is not None and draft.name != SELF and (ask or draft.origin == "candidate")
     }
     if not wanted:
         return {}

@@ -54,7 +54,7 @@ def settle(given: Mapping[str, Any]) -> dict[str, Any]:
             "be told; use own, vllm, llamacpp or sglang"
         )
     for name in _SET:
-        if given[name]:
+        if given.get(name):
             option = name.replace("_", "-")
             raise ConfigError(f"{option}: --suite {given['suite']} has its own; leave it out")
     settled = {

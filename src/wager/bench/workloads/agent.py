@@ -17,7 +17,7 @@ from wager.bench.workloads.prompts import Drawn
 
 TURNS: Final = 10
 MOST_CHARACTERS: Final = 2700
-"""Of the transcript that is kept: about 900 tokens of SmolLM2. What is older is cut off."""
+"""Of the transcript that is kept: 600 to 810 tokens of SmolLM2. What is older is cut off."""
 
 _FILE_TOKENS: Final = 256
 _NOTE_TOKENS: Final = 64
