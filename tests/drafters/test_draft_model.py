@@ -139,9 +139,7 @@ def test_a_prefix_from_the_cache_serves_the_drafter_too(
     assert most < 20, "the drafter read the whole prompt again"
 
 
-def test_choices_of_one_prompt_read_it_once(
-    make_llm: Callable[..., LLM], tiny_path: Path
-) -> None:
+def test_choices_of_one_prompt_read_it_once(make_llm: Callable[..., LLM], tiny_path: Path) -> None:
     """Several requests share the prompt's blocks, and it is more than one pass may read."""
     llm = make_llm(max_num_seqs=8, max_batch_tokens=64, speculation=drafting(tiny_path, 2))
     rows = fed(llm)
@@ -212,9 +210,7 @@ def test_another_vocabulary_is_refused_with_the_reason(
         llm.set_speculation(drafting(swapped))
 
 
-def test_an_unlikely_token_ends_the_draft(
-    make_llm: Callable[..., LLM], other_path: Path
-) -> None:
+def test_an_unlikely_token_ends_the_draft(make_llm: Callable[..., LLM], other_path: Path) -> None:
     lengths = []
     for least in (0.0, 0.9, 0.99, 1.0):
         llm = make_llm(speculation=drafting(other_path, 6, draft_min_token_prob=least))
@@ -226,9 +222,7 @@ def test_an_unlikely_token_ends_the_draft(
 
 
 @pytest.mark.parametrize(("quantization", "least"), [("int8", 0.7), ("int4", 0.1)])
-def test_own_weights_rounded(
-    make_llm: Callable[..., LLM], quantization: str, least: float
-) -> None:
+def test_own_weights_rounded(make_llm: Callable[..., LLM], quantization: str, least: float) -> None:
     llm = make_llm(max_num_seqs=4)
     asked = requests(9, 0.7)
     plain = run_all(llm, asked)
@@ -250,9 +244,7 @@ def test_own_weights_rounded(
 )
 def test_bad_keys_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SpeculationConfig.parse(
-            {"method": "draft_model", "num_speculative_tokens": 4, **options}
-        )
+        SpeculationConfig.parse({"method": "draft_model", "num_speculative_tokens": 4, **options})
 
 
 @pytest.mark.parametrize(

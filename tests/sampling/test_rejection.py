@@ -207,8 +207,7 @@ def likeliest(state: SequenceState, last: int, most: int) -> Draft:
     """Wrong (case 16): tokens that were not drawn, said to be drawn."""
     tokens = DRAFTERS["argmax"](state, last, most).tokens
     each = tuple(
-        rejection.distribution(OTHER[before], state)
-        for before in [last, *tokens][: len(tokens)]
+        rejection.distribution(OTHER[before], state) for before in [last, *tokens][: len(tokens)]
     )
     return Draft(tokens, "likeliest", 0, each)
 
@@ -336,9 +335,7 @@ def test_all_is_accepted_where_the_models_are_one(by: str, ops: OpSet) -> None:
 
 @pytest.mark.parametrize("by", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_nothing_behind_an_end_token_and_never_too_many(
-    by: str, drafter: str, ops: OpSet
-) -> None:
+def test_nothing_behind_an_end_token_and_never_too_many(by: str, drafter: str, ops: OpSet) -> None:
     """Case 17: also where a draft goes on behind the end, and is longer than there is room."""
     eos = (2, 5)
     reasons = set()
@@ -353,8 +350,9 @@ def test_nothing_behind_an_end_token_and_never_too_many(
                 before = len(state.output_ids)
                 verdict = RULES[by](TARGET[[last, *draft.tokens]], draft, state, ops)
                 assert verdict.committed == state.output_ids[before:]
-                assert tuple(verdict.committed[: verdict.accepted]) == (
-                    draft.tokens[: verdict.accepted]
+                assert (
+                    tuple(verdict.committed[: verdict.accepted])
+                    == (draft.tokens[: verdict.accepted])
                 )
                 assert 1 <= len(verdict.committed) <= verdict.accepted + 1
                 verdicts.append(verdict)

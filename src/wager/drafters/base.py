@@ -1,7 +1,8 @@
 """The seam of drafting: what a drafter is told, what it returns, what it needs.
 
 A drafter knows token ids; one with a model, or with a memory on disk, meets the engine as a
-`DraftHost`. The engine never asks which method it has; what a method needs is data (`DrafterNeeds`).
+`DraftHost`. The engine never asks which method it has; what a method needs is data
+(`DrafterNeeds`).
 """
 
 from __future__ import annotations

@@ -110,6 +110,4 @@ def check_prompt(
             raise RequestError(f"prompt: token {token} is outside the vocabulary of {vocab_size}")
     for token in params.stop_token_ids:
         if token >= vocab_size:
-            raise RequestError(
-                f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}"
-            )
+            raise RequestError(f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}")
