@@ -228,7 +228,7 @@ def test_what_is_no_file_or_not_this_models_is_refused(sound: Path, tmp_path: Pa
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.data())
+@given(data=st.data())
 def test_no_damage_goes_unseen(data: st.DataObject, tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "memory"
     write(path, merged(BLANK, ANSWERS))
