@@ -298,9 +298,7 @@ def test_a_place_where_no_file_can_be(make_llm: Callable[..., LLM], tmp_path: Pa
         make_llm(speculation=setting("suffix", tmp_path / "no" / "memory"))
 
 
-def test_a_link_goes_on_pointing_to_the_file(
-    make_llm: Callable[..., LLM], tmp_path: Path
-) -> None:
+def test_a_link_goes_on_pointing_to_the_file(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "memory")
     llm = make_llm(speculation=setting("suffix", tmp_path / "link"))
     play(llm)
