@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -131,7 +131,9 @@ def counters(page: Page, resets: int = 0) -> Counters:
     family = page.family
     if family is None:
         return Counters(resets=resets)
-    found = {key: page.total(f"{family}:{name}") for key, name in _NAMES[family].items()}
+    found: dict[str, Any] = {
+        key: page.total(f"{family}:{name}") for key, name in _NAMES[family].items()
+    }
     at = page.by_position(f"{family}:{_POSITIONS}")
     parts = [page.total(f"{family}:{name}") for name in _STEPS.get(family, ())]
     known = [part for part in parts if part is not None]
