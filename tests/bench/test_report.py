@@ -63,7 +63,7 @@ def test_a_long_name_of_an_arm_is_broken_and_no_figure_cut() -> None:
     name = "draft_model:model=/where/models/are/kept/a-small-model-of-the-same-family,k=4"
     cells = [replace(a_cell(2.0), arm=name), replace(a_cell(1.5), arm="ngram:k=8,min=2,max=5")]
     printed = text_of(*cells, arms=[arm_result("plain"), *(arm_result(c.arm) for c in cells)])
-    grid = printed[printed.index("workload") : printed.index("ngram:k=8,min=2,max=5  ")]
+    grid = printed[printed.index("\nworkload") + 1 : printed.index("ngram:k=8,min=2,max=5  ")]
     assert "…" not in printed
     assert "2.00 [2.00, 2.00]" in grid
     rows = [line.removeprefix("copy").strip().split("  ")[0] for line in grid.splitlines()[1:]]
