@@ -60,6 +60,17 @@ def test_a_pipe_gets_no_colours_and_no_cut_columns(capsys: pytest.CaptureFixture
     assert "[2.00, 2.00]" in printed
 
 
+def test_a_long_name_of_an_arm_is_broken_and_no_figure_cut() -> None:
+    name = "draft_model:model=/where/models/are/kept/a-small-model-of-the-same-family,k=4"
+    cells = [replace(a_cell(2.0), arm=name), replace(a_cell(1.5), arm="ngram:k=8,min=2,max=5")]
+    printed = text_of(*cells, arms=[arm_result("plain"), *(arm_result(c.arm) for c in cells)])
+    grid = printed[printed.index("\nworkload") + 1 : printed.index("ngram:k=8,min=2,max=5  ")]
+    assert "…" not in printed
+    assert "2.00 [2.00, 2.00]" in grid
+    rows = [line.removeprefix("copy").strip().split("  ")[0] for line in grid.splitlines()[1:]]
+    assert "".join(rows).strip() == name
+
+
 def test_a_narrow_terminal_gets_fewer_columns_rather_than_cut_ones() -> None:
     cells = [replace(a_cell(1.02), verdict="no difference"), a_cell(0.5, "summarise")]
     for width, detail in ((80, False), (160, True)):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench.tune_sim import Simulated, k_of, tokens_per_step, tune, wish
-from wager.arms import PLAIN
+from wager.arms import PLAIN, Arm
 from wager.backend import EngineError, Load
+from wager.bench.run import Run
 from wager.bench.tune import rounds as tune_rounds
 from wager.bench.tune.report import why
 from wager.bench.tune.rounds import Cost, within
@@ -48,6 +51,43 @@ def test_estimates_agree_with_what_is_then_measured() -> None:
             found.predictions[name].by_load[1], rel=0.12
         )
     assert "what a look at its longest drafts counted" in found.basis["draft_model"]
+
+
+def test_a_gain_beyond_the_steps_is_measured_once_more() -> None:
+    """Plain decoding meets a slow machine in the real runs, and only there."""
+    backend = Simulated(slow=lambda arm, start: 3.0 if arm == PLAIN and 5 <= start <= 12 else 1.0)
+    found = tune(backend)
+    assert backend.starts[4:12].count(PLAIN) == 2
+    # The two best of the real runs, not all of them.
+    assert len(backend.starts) == 12 + 2 * 3
+    assert any("measured once more" in note for note in found.notes)
+    best = max(gain(backend, 1, k) for k in LENGTHS)
+    assert gain(backend, 1, k_of(found.chosen, 1)) >= 0.97 * best
+    (one,) = found.expected
+    assert one.speedup == pytest.approx(best, rel=0.15)
+
+
+def test_a_machine_that_stays_unsteady_ends_in_plain_decoding() -> None:
+    found = tune(Simulated(slow=lambda arm, start: 3.0 if arm == PLAIN and start > 4 else 1.0))
+    assert found.chosen.name == PLAIN
+    assert "measure again" in why(found)[0]
+
+
+def test_without_time_for_it_the_doubt_is_said() -> None:
+    backend = Simulated(slow=lambda arm, start: 3.0 if arm == PLAIN and start >= 5 else 1.0)
+
+    class Late(Tuner):
+        def measure(self, name: str, arms: Sequence[Arm], count: int) -> Run:
+            run = super().measure(name, arms, count)
+            if name == "decide":
+                self.wish = replace(self.wish, deadline=time.monotonic() + 1.0)
+            return run
+
+    tuner = Late(backend, wish(), lambda: 100)
+    found = tuner.tune()
+    assert found.chosen.name == PLAIN
+    assert any("no time to measure it again" in note for note in found.notes)
+    assert "again" not in tuner.runs
 
 
 def test_what_is_never_accepted_is_not_used() -> None:

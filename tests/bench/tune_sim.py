@@ -45,6 +45,7 @@ class Simulated:
     fresh_start_is_cheap: bool = False
     noise: float = 0.0
     drift: float = 0.0
+    slow: Callable[[str, int], float] = lambda arm, start: 1.0
     seed: int = 0
     tells: bool = True
     fail_start_of: str | None = None
@@ -66,6 +67,7 @@ class Simulated:
         self.starts.append(arm.name)
         random = Random(f"{self.seed}/{len(self.starts)}")
         self.pace = random.gauss(1.0, self.noise) * (1.0 + self.drift * len(self.starts))
+        self.pace *= self.slow(arm.name, len(self.starts))
         return Started(["serve", arm.name], "9.9", 2.0, False, 1000)
 
     def stream(self, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:

@@ -294,12 +294,24 @@ def test_on_a_cpu_memory_and_cores_are_given(monkeypatch: pytest.MonkeyPatch, st
     assert "--kv-cache-memory-bytes" not in asked.arguments(PLAIN)
 
 
+def test_on_a_cpu_numba_keeps_its_threads_to_itself(
+    monkeypatch: pytest.MonkeyPatch, started: Any
+) -> None:
+    monkeypatch.setattr(vllm, "_on_cpu", lambda: True)
+    monkeypatch.delenv("NUMBA_THREADING_LAYER", raising=False)
+    for arm in (PLAIN, NGRAM):
+        assert started("vllm_plain.log").environment(arm)["NUMBA_THREADING_LAYER"] == "workqueue"
+    monkeypatch.setenv("NUMBA_THREADING_LAYER", "tbb")
+    assert "NUMBA_THREADING_LAYER" not in started("vllm_plain.log").environment(PLAIN)
+
+
 def test_on_a_gpu_memory_is_an_argument(monkeypatch: pytest.MonkeyPatch, started: Any) -> None:
     monkeypatch.setattr(vllm, "_on_cpu", lambda: False)
     with pytest.raises(ConfigError, match="threads: vLLM"):
         started("vllm_plain.log", threads=2).check(PLAIN)
     backend = started("vllm_plain.log", kv_memory=5)
     assert "VLLM_CPU_KVCACHE_SPACE" not in backend.environment(PLAIN)
+    assert "NUMBA_THREADING_LAYER" not in backend.environment(PLAIN)
     assert backend.arguments(PLAIN)[-2:] == ["--kv-cache-memory-bytes", "5"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from wager.bench.plan import Plan
 
 _PIPE_WIDTH: Final = 160
+_ARM_WIDTH: Final = 34
 _VERDICT_STYLE: Final = {
     "use": "green", "do not use": "red", "no difference": "yellow", "NOT ACTIVE": "red",
 }  # fmt: skip
@@ -88,17 +90,28 @@ def _grid(
     """The headings: what tells the cells apart, then the figures."""
     keys: list[Column] = [("workload", lambda cell: cell.workload)]
     if len({cell.arm for cell in cells}) > 1:
-        keys.append(("arm", lambda cell: cell.arm))
+        keys.append(("arm", lambda cell: _in_lines(cell.arm)))
     if any(cell.rate is not None for cell in cells):
         figures = [("load", lambda cell: spelt(cell.clients, cell.rate)), *figures]
     elif detail or len({cell.clients for cell in cells}) > 1:
         figures = [("clients", lambda cell: str(cell.clients)), *figures]
     grid = Table(box=None, pad_edge=False, padding=(0, 2 if detail else 1, 0, 0))
     for heading, _ in keys:
-        grid.add_column(heading, no_wrap=True)
+        # A name may hold a path of any length; what must never be cut are the figures.
+        grid.add_column(heading, overflow="fold", max_width=_ARM_WIDTH)
     for heading, _ in figures:
         grid.add_column(heading, justify="right", no_wrap=True)
     return grid, [*keys, *figures]
+
+
+def _in_lines(name: str) -> str:
+    """A long name of an arm, broken behind its options."""
+    lines = [""]
+    for part in re.findall(r"[^:,]*[:,]?", name):
+        if lines[-1] and len(lines[-1] + part) > _ARM_WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _fitting(out: Console, cells: Sequence[Cell]) -> Table:

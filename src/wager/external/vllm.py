@@ -124,6 +124,9 @@ class VllmBackend(ServerBackend):
             "VLLM_CPU_KVCACHE_SPACE": str(space),
             # Its own choice keeps a core back.
             "VLLM_CPU_OMP_THREADS_BIND": program.ranges(program.cores(self.options.threads)),
+            # n-gram lookup runs on one thread of numba's. Over OpenMP, which numba takes by itself,
+            # that leaves torch one thread too, for the model as well (numba/numba#9387).
+            "NUMBA_THREADING_LAYER": "workqueue",
         }
         if self.options.engine_command is None:
             # Speculation on a CPU is slow without Intel's OpenMP, which vLLM installs beside

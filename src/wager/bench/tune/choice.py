@@ -15,6 +15,7 @@ from wager.bench.results import Cell
 from wager.bench.run import Run
 from wager.bench.statistics import Ratio, Verdict, stratified_ratio, student, verdict
 
+_AGAIN: Final = 2
 ALL: Final = "all together"
 """In place of a workload's name: every prompt of every workload."""
 
@@ -140,11 +141,15 @@ def expected(
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One arm at one load, over all workloads; ``doubt`` is why it cannot be chosen, if so."""
+    """One arm at one load, over all workloads; ``doubt`` is why it cannot be chosen, if so.
+
+    ``disturbed``: because the machine changed its pace; another measurement settles that.
+    """
 
     speedup: Ratio
     verdict: Verdict | None
     doubt: str | None = None
+    disturbed: bool = False
 
     @property
     def pays(self) -> bool:
@@ -160,12 +165,12 @@ def score(
 ) -> Score:
     """``cells`` are those of the same arm and load."""
     ratio = with_noise(together(parts), noise, visits)
-    doubt = None
+    doubt, strange = None, None
     if cells and all(cell.status == "NOT ACTIVE" for cell in cells):
         doubt = "nothing was drafted"
     elif strange := next((c for c in cells if c.status == "DISTURBED"), None):
         doubt = f"on {strange.workload} the gain is larger than its steps allow: measure again"
-    return Score(ratio, verdict(ratio), doubt)
+    return Score(ratio, verdict(ratio), doubt, strange is not None)
 
 
 Scores = Mapping[str, Mapping[int, Score]]
@@ -177,6 +182,18 @@ def best_at(scores: Scores, clients: int) -> str:
     decoding if none does."""
     paying = [name for name, by_load in scores.items() if _pays(by_load.get(clients))]
     return max(paying, key=lambda name: _value(scores[name][clients]), default=PLAIN)
+
+
+def disturbed(scores: Scores) -> list[str]:
+    """If a gain was larger than its steps allow: the arms that are best or next to it at some load
+    when that is left out of account, to be measured once more; else none."""
+    if not any(s.disturbed and s.verdict == "use" for own in scores.values() for s in own.values()):
+        return []
+    found: list[str] = []
+    for load in sorted({load for own in scores.values() for load in own}):
+        at = {name: own[load].speedup.value or 0.0 for name, own in scores.items() if load in own}
+        found += sorted(at, key=lambda name: -at[name])[:_AGAIN]
+    return list(dict.fromkeys(found))
 
 
 def best_overall(scores: Scores, loads: Sequence[int]) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from wager.arms import PLAIN, Arm
 from wager.bench.run import Run
 from wager.bench.tune import choice
+from wager.bench.tune.space import Candidate, Family
+from wager.errors import ConfigError
 
 LEAST_PROMPTS: Final = 5
 VISITS: Final = 2
@@ -48,6 +52,29 @@ def within(left: float | None, arms: int, count: int, cost: Cost) -> list[tuple[
         if cost.of(2, prompts) <= left:
             return [(1, prompts)]
     return []
+
+
+def keep(path: Path, candidates: Sequence[Candidate], found: Sequence[tuple[int, int]]) -> None:
+    """Write down what will be measured, for a run that goes on later."""
+    rows = [[c.family.method, dict(c.family.options), c.k] for c in candidates]
+    text = json.dumps({"candidates": rows, "rounds": found})
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def kept(path: Path, families: Sequence[Family]) -> tuple[list[Candidate], list[tuple[int, int]]]:
+    """What `keep` wrote. Raises ConfigError if it is of a run with other methods."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        out = []
+        for method, options, k in saved["candidates"]:
+            family = next(f for f in families if (f.method, dict(f.options)) == (method, options))
+            out.append(Candidate(family, k))
+        return out, [(int(keep), int(prompts)) for keep, prompts in saved["rounds"]]
+    except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
+        raise ConfigError(
+            f"resume: {path} belongs to a run with other methods; repeat its command with "
+            "--resume, or choose another --run-dir"
+        ) from error
 
 
 def scores(run: Run) -> dict[str, dict[int, choice.Score]]:

@@ -6,7 +6,6 @@ journal. What is chosen was measured; estimates only say what is worth measuring
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -38,18 +37,18 @@ from wager.bench.tune.predict import (
 )
 from wager.bench.tune.space import Candidate, Family, can_be_scheduled, ranges, scheduled
 from wager.bench.workloads.sources import Wanted, draw
-from wager.errors import ConfigError
 
 PROMPTS: Final = 8
 LOOK_PROMPTS: Final = 6
 _GAIN: Final = 1.01
 _NOISY: Final = 0.15
 # Prompts of one round are in no other; a check has its own.
-SEEDS: Final = {"look": 10_007, "first": 20_011, "decide": 0, "schedule": 30_013, "check": 40_009}
+SEEDS: Final = {"look": 10_007, "first": 20_011, "decide": 0, "schedule": 30_013, "check": 40_009,
+         "again": 50_021}  # fmt: skip
 
 _TITLES: Final = {
     "look": "a look", "first": "first round", "decide": "real runs", "schedule": "the schedule",
-    "check": "the check",
+    "check": "the check", "again": "once more",
 }  # fmt: skip
 
 Replayer = Callable[[Sequence[Arm], Sequence[Measurement]], dict[str, dict[str, Acceptance]]]
@@ -139,6 +138,7 @@ class Tuner:
             outcome = Outcome(self.wish, look, look, candidates={c.arm.name: c for c in leads})
             self._estimate(outcome)
             self._decide(outcome, count)
+        self._again(outcome, count)
         failed = {**outcome.look.failed, **outcome.decided.failed}
         outcome.notes += [f"{arm} could not be measured: {error}" for arm, error in failed.items()]
         self._settle(outcome)
@@ -241,20 +241,37 @@ class Tuner:
             name = "decide" if number == len(found) - 1 else "first"
             outcome.decided = self.measure(name, arms, prompts)
 
+    def _again(self, outcome: Outcome, count: int) -> None:
+        """Once more where a gain was larger than its steps allow: the machine was not steady."""
+        names = choice.disturbed(rounds.scores(outcome.decided))
+        arms = [arm for arm in outcome.decided.plan.arms if arm.name in names]
+        if not arms:
+            return
+        left, cost = self._left(), self._cost(outcome.decided)
+        if left is not None and cost.of(len(arms) + 1, count) > left:
+            outcome.notes.append(
+                "a gain was larger than its steps allow, and there was no time to measure it "
+                "again; give a longer --time-limit"
+            )
+            return
+        outcome.notes.append(
+            "a gain was larger than its steps allow, so the best arms were measured once more; "
+            "the choice rests on that"
+        )
+        outcome.decided = self.measure("again", arms, count)
+
     def _rounds(
         self, outcome: Outcome, count: int
     ) -> tuple[list[Candidate], list[tuple[int, int]]]:
         """Candidates and rounds; settled once, so that a resumed run measures the same."""
         kept = None if self.wish.run_dir is None else self.wish.run_dir / "rounds.json"
         if kept is not None and self.wish.resume and kept.is_file():
-            return _read(kept, self.wish.families)
+            return rounds.kept(kept, self.wish.families)
         candidates = self._shortlist(outcome)
         cost = self._cost(outcome.look)
         found = rounds.within(self._left(), len(candidates), count, cost) if candidates else []
         if kept is not None:
-            rows = [[c.family.method, dict(c.family.options), c.k] for c in candidates]
-            text = json.dumps({"candidates": rows, "rounds": found})
-            kept.write_text(text + "\n", encoding="utf-8")
+            rounds.keep(kept, candidates, found)
         return candidates, found
 
     def _cost(self, look: Run) -> rounds.Cost:
@@ -278,10 +295,11 @@ class Tuner:
         arms = {arm.name: arm for arm in outcome.decided.plan.arms}
         outcome.chosen = arms[name]
         self._schedule(outcome)
-        noise = choice.visit_noise(outcome.decided)
-        if noise is not None and noise.deviation > _NOISY:
+        noises = [choice.visit_noise(run) for run in (*self.runs.values(), outcome.decided)]
+        noise = max((found.deviation for found in noises if found is not None), default=0.0)
+        if noise > _NOISY:
             outcome.notes.append(
-                f"repeated runs of the same prompts differ by {100 * noise.deviation:.0f} %: "
+                f"repeated runs of the same prompts differ by {100 * noise:.0f} %: "
                 "something else used the machine, so intervals are wide; measure again when it "
                 "is idle"
             )
@@ -357,21 +375,6 @@ def _lead(families: Sequence[Family], family: Family) -> Family:
 
 def _answers(measurement: Measurement, arm: Arm) -> list[list[Any]]:
     return list(measurement.answers.get(arm.name, {}).values())
-
-
-def _read(path: Path, families: Sequence[Family]) -> tuple[list[Candidate], list[tuple[int, int]]]:
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        out = []
-        for method, options, k in saved["candidates"]:
-            family = next(f for f in families if (f.method, dict(f.options)) == (method, options))
-            out.append(Candidate(family, k))
-        return out, [(int(keep), int(prompts)) for keep, prompts in saved["rounds"]]
-    except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
-        raise ConfigError(
-            f"resume: {path} belongs to a run with other methods; repeat its command with "
-            "--resume, or choose another --run-dir"
-        ) from error
 
 
 def arm_from(config: Mapping[str, Any], name: str = "tuned") -> Arm:
