@@ -11,6 +11,9 @@ from wager.speculation import SpeculationConfig
 
 CONFIGS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 4},
+    {"method": "ngram"},
+    {"method": "ngram", "loss_budget": 0.02, "objective": "latency"},
+    {"method": "ngram", "num_speculative_tokens": 4, "controller": "off"},
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "cyclic": False},
     {"method": "suffix", "num_speculative_tokens": 24, "suffix_decoding_max_spec_factor": 2.5},
     {
@@ -67,3 +70,22 @@ def test_each_method_takes_its_own_keys() -> None:
 def test_what_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 4, **change})
+
+
+def test_auto_is_what_needs_no_model() -> None:
+    read = SpeculationConfig.parse({"method": "auto"})
+    assert read is not None
+    assert [one.method for one in read.methods] == ["suffix", "ngram"]
+    assert read.methods[1].options.bounds == (2, 5)
+    assert (read.controller, read.num_speculative_tokens) == ("on", 16)
+    assert "only where it pays (0.5 % may be lost)" in read.describe()
+    other = SpeculationConfig.parse({"method": "auto", "prompt_lookup_min": 3})
+    assert other is not None and other.methods[1].options.bounds == (3, 5)
+
+
+@pytest.mark.parametrize(("given", "mode"), [(True, "on"), (False, "off"), ("off", "off")])
+def test_the_controller_is_switched_by_words_or_truth(given: object, mode: str) -> None:
+    read = SpeculationConfig.parse(
+        {"method": "ngram", "num_speculative_tokens": 2, "controller": given}
+    )
+    assert read is not None and read.controller == mode

@@ -18,6 +18,7 @@ from tests.recipes import ngram, prompts, recipe, run_all
 from wager import LLM, SamplingParams
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
 from wager.engine import drafting
+from wager.engine.control.base import StepView
 from wager.engine.drafting import Drafters, GuardedDrafter, cut_after_end
 from wager.engine.memory import block_bytes
 from wager.errors import ConfigError, ModelError
@@ -221,7 +222,7 @@ def requests(count: int, tokens: int = 20) -> list[tuple[list[int], SamplingPara
 
 def own(k: int = 4, **more: Any) -> dict[str, Any]:
     return {
-        "method": "draft_model", "num_speculative_tokens": k, "model": "self",
+        "method": "draft_model", "num_speculative_tokens": k, "controller": "off", "model": "self",
         "quantization": "int8", **more,
     }  # fmt: skip
 
@@ -260,10 +261,10 @@ def test_a_member_that_breaks_leaves_the_others(make_llm: Callable[..., LLM]) ->
 @pytest.mark.parametrize(
     "bad",
     [
-        {"method": "draft_model", "num_speculative_tokens": 4, "model": "no such model"},
-        {"method": "tests.engine.test_drafting:Needy", "num_speculative_tokens": 4},
+        {"method": "draft_model", "num_speculative_tokens": 4, "controller": "off", "model": "no such model"},
+        {"method": "tests.engine.test_drafting:Needy", "num_speculative_tokens": 4, "controller": "off"},
         {**ngram(4), "method": ["ngram", "tests.engine.test_drafting:Needy"]},
-        {"method": "tests.engine.test_drafting:Huge", "num_speculative_tokens": 4},
+        {"method": "tests.engine.test_drafting:Huge", "num_speculative_tokens": 4, "controller": "off"},
     ],
     ids=str,
 )
@@ -274,11 +275,11 @@ def test_a_method_that_is_refused_leaves_the_one_before(
     for before in (None, ngram(4, low=1), own()):
         llm.set_speculation(before)
         engine = llm.engine
-        kept = (engine.speculation, engine.drafters, engine.controller, engine.pool.blocks)
+        kept = (engine.speculation, engine.bets, engine.pool.blocks)
         first = run_all(llm, requests(4))
         with pytest.raises((ConfigError, ModelError)):
             llm.set_speculation(bad)
-        assert kept == (engine.speculation, engine.drafters, engine.controller, engine.pool.blocks)
+        assert kept == (engine.speculation, engine.bets, engine.pool.blocks)
         engine.stats.reset()
         again = run_all(llm, requests(4))
         assert [one.token_ids for one in again] == [one.token_ids for one in first]
@@ -380,19 +381,29 @@ def watched(llm: LLM) -> tuple[list[int], list[int]]:
     steps: list[int] = []
     wasted: list[int] = []
     engine = llm.engine
-    forward, admit = engine.target.forward, engine.controller.admit
+    bets = engine.bets
+    assert bets is not None
+    forward, propose, draft = engine.target.forward, bets.drafters.propose, bets.controller.draft
+    proposed: list[int] = []
 
     def counted(spans: Any, *more: Any) -> Any:
         steps.append(sum(len(span.tokens) for span in spans))
         return forward(spans, *more)
 
-    def admitted(drafts: Sequence[Draft], room: int) -> list[Draft]:
-        kept = admit(drafts, room)
-        wasted.append(sum(len(d.tokens) for d in drafts) - sum(len(d.tokens) for d in kept))
+    def heard(queries: Sequence[DraftQuery]) -> list[Draft]:
+        drafts = propose(queries)
+        proposed.append(sum(len(d.tokens) for d in drafts))
+        return drafts
+
+    def admitted(step: StepView, drafters: Drafters) -> list[Draft]:
+        proposed.clear()
+        kept = draft(step, drafters)
+        wasted.append(sum(proposed) - sum(len(d.tokens) for d in kept))
         return kept
 
     engine.target.forward = counted  # type: ignore[method-assign]
-    engine.controller.admit = admitted  # type: ignore[method-assign]
+    bets.drafters.propose = heard  # type: ignore[method-assign]
+    bets.controller.draft = admitted  # type: ignore[method-assign]
     return steps, wasted
 
 
@@ -432,15 +443,19 @@ def test_trimmed_and_skipped_steps_cost_a_draft_model_nothing(
     make_llm: Callable[..., LLM], tiny_path: Path
 ) -> None:
     """What it fed and nobody verified may be committed later, when its block is another one."""
-    setting = {"method": "draft_model", "num_speculative_tokens": 6, "model": str(tiny_path)}
+    setting = {"method": "draft_model", "num_speculative_tokens": 6, "controller": "off", "model": str(tiny_path)}
     llm = make_llm(max_num_seqs=6, speculation=setting)
     rng = random.Random(3)
-    controller = llm.engine.controller
-    cap = controller.cap
-    controller.cap = lambda: rng.choice([0, 0, cap()])  # type: ignore[method-assign]
-    controller.admit = lambda drafts, rows: [  # type: ignore[method-assign]
-        d.cut(rng.randrange(len(d.tokens) + 1)) for d in drafts
-    ]
+    bets = llm.engine.bets
+    assert bets is not None
+    whole = bets.controller.draft
+
+    def trimmed(step: StepView, drafters: Drafters) -> list[Draft]:
+        if rng.randrange(3):
+            return [NO_DRAFT] * len(step.candidates)
+        return [d.cut(rng.randrange(len(d.tokens) + 1)) for d in whole(step, drafters)]
+
+    bets.controller.draft = trimmed  # type: ignore[method-assign]
     run_all(llm, requests(30, tokens=60))
     counts = llm.engine.stats.counts
     assert counts.drafted > 200

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from wager.cli import bench_engine, files, options
+from wager.cli import bench_engine, files, options, tune_simulate
 from wager.cli import bench_options as of
 from wager.cli.bench_engine import OWN
 from wager.cli.signals import termination_interrupts
@@ -70,6 +70,27 @@ Check = Annotated[
     typer.Option("--check", metavar="FILE", show_default=False,
                  help="Only measure on fresh prompts whether what that file expects comes out."),
 ]  # fmt: skip
+Simulate = Annotated[
+    str | None,
+    typer.Option("--simulate", metavar="TABLE", show_default=False,
+                 help="No engine, no MODEL: what to expect of step times (plain=5.7,9=7.8 in ms by "
+                      "rows, or a saved table) and --acceptance."),
+]  # fmt: skip
+Acceptance = Annotated[
+    str | None,
+    typer.Option("--acceptance", metavar="LIST", show_default=False,
+                 help="For --simulate: unconditional, by position, e.g. 0.84,0.79,0.77."),
+]  # fmt: skip
+Coverage = Annotated[
+    float | None,
+    typer.Option("--coverage", metavar="SHARE", show_default=False,
+                 help="For --simulate: share of steps that carry a draft. Default: 1."),
+]  # fmt: skip
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", show_default=False,
+                   help="A pulled name, a directory in Hugging Face layout, or a GGUF file."),
+]  # fmt: skip
 Prompts = Annotated[
     int | None,
     typer.Option("--prompts", show_default=False, help="Per workload and load. Default: 8."),
@@ -77,7 +98,7 @@ Prompts = Annotated[
 
 
 def tune(
-    model: options.ModelName,
+    model: Model = None,
     engine: of.Engine = OWN,
     workload: Workload = None,
     clients: Clients = None,
@@ -91,6 +112,9 @@ def tune(
     seed: of.Seed = 0,
     output: Output = None,
     check: Check = None,
+    simulate: Simulate = None,
+    acceptance: Acceptance = None,
+    coverage: Coverage = None,
     run_dir: of.RunDir = None,
     resume: of.Resume = False,
     no_color: of.NoColor = False,
@@ -108,6 +132,14 @@ def tune(
 ) -> None:
     """Find out which method and draft length pay here, by a few real runs."""
     given = {**locals(), **dict.fromkeys(_NOT_HERE)}
+    if simulate is not None:
+        tune_simulate.simulate(given)
+        return
+    for name in ("acceptance", "coverage"):
+        if given[name] is not None:
+            raise ConfigError(f"{name}: belongs to --simulate; leave it out")
+    if model is None:
+        raise ConfigError("model: is missing; name the MODEL to tune for")
     _check_engine(engine)
     tuned = None
     if check is not None:

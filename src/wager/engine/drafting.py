@@ -21,8 +21,10 @@ class GuardedDrafter:
     ``failures`` counts those requests, ``seconds`` the time spent in the drafter.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, vocab_size: int, method: str = "") -> None:
         self.drafter = drafter
+        self.method = method
+        self.needs_blocks = drafter.needs.blocks
         self.vocab_size = vocab_size
         self.failures = 0
         self.seconds = 0.0
@@ -49,7 +51,7 @@ class GuardedDrafter:
                     f"method: {config.method!r} {why}, for which there is no engine here"
                 )
             drafter.attach(host)
-        return cls(drafter, vocab_size)
+        return cls(drafter, vocab_size, config.method)
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One valid draft per query, at most ``limit`` tokens; NO_DRAFT where there is none."""
@@ -151,7 +153,7 @@ class Drafters:
 
     def __init__(self, drafters: Sequence[GuardedDrafter]) -> None:
         self.members = drafters
-        self.needs_blocks = any(d.drafter.needs.blocks for d in drafters)
+        self.needs_blocks = any(d.needs_blocks for d in drafters)
 
     @classmethod
     def create(
@@ -172,11 +174,15 @@ class Drafters:
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One valid draft per query, at most ``limit`` tokens; NO_DRAFT where there is none."""
-        drafts = self.members[0].propose(queries)
-        for drafter in self.members[1:]:
-            silent = [i for i, draft in enumerate(drafts) if not draft.tokens]
+        drafts = [NO_DRAFT] * len(queries)
+        for drafter in self.members:
+            silent = [
+                i
+                for i, query in enumerate(queries)
+                if not drafts[i].tokens and query.method in ("", drafter.method)
+            ]
             if not silent:
-                break
+                continue
             found = drafter.propose([queries[i] for i in silent])
             for i, draft in zip(silent, found, strict=True):
                 drafts[i] = draft

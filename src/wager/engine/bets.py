@@ -1,0 +1,156 @@
+"""What a step does for speculation: ask the controller before it, tell drafters and controller after.
+
+Everything here is work that there would not be without speculation, so its time is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+from wager.drafters.base import DraftQuery
+from wager.engine.control.base import Candidate, Controller, FixedLength, StepResult, StepView
+from wager.engine.control.noloss import NoLoss
+from wager.engine.costs import StepCosts
+from wager.engine.drafting import Drafters
+from wager.engine.request import Sequence
+from wager.engine.scheduler import Scheduler, Work
+from wager.speculation import SpeculationConfig
+
+
+class Bets:
+    """The drafters and the controller of an engine."""
+
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        drafters: Drafters,
+        scheduler: Scheduler,
+        costs: StepCosts,
+    ) -> None:
+        self.config = config
+        self.drafters = drafters
+        self._scheduler = scheduler
+        self._costs = costs
+        self.controller: Controller = self._fresh()
+        self._step: StepView | None = None
+        self._seconds = 0.0
+        self._before = (0.0, 0)
+        self._gone: list[int] = []  # ended, the controller not yet told
+
+    def _fresh(self) -> Controller:
+        if self.config.controller == "on":
+            return NoLoss(self.config, self._costs)
+        evenly = self.drafters.needs_blocks or self.config.verify != "match"
+        return FixedLength(self.config.num_speculative_tokens, evenly)
+
+    def clear(self) -> None:
+        """Forget what drafters and controller learnt."""
+        self.drafters.clear()
+        self.controller = self._fresh()
+
+    def rows(self) -> int:
+        """How many rows of the next step drafts will want."""
+        return self.controller.rows(sum(1 for s in self._scheduler.running if s.decoding))
+
+    def draft(self, works: list[Work]) -> None:
+        """Attach to the step's requests what is to be verified."""
+        started = time.perf_counter()
+        self._before = (self.drafters.seconds, self.drafters.failures)
+        due = [w for w in works if w.decoding and w.sequence.observed == len(w.sequence.tokens)]
+        pairs = [(w, c) for w in due if (c := self._candidate(w)) is not None]
+        sampling = [w for w in works if w.decoding]
+        self._step = StepView(
+            requests=len(sampling),
+            kv_tokens=sum(w.sequence.computed for w in sampling),
+            prompt_rows=sum(w.rows for w in works if not w.decoding),
+            rows=self._scheduler.draft_room(works),
+            candidates=[c for _, c in pairs],
+        )
+        drafts = self.controller.draft(self._step, self.drafters)
+        for (work, _), draft in zip(pairs, drafts, strict=True):
+            if draft.tokens:
+                self._scheduler.place_draft(work, draft)
+        self._seconds = time.perf_counter() - started
+
+    def observe(self, works: Items[Work], over: Items[Sequence]) -> None:
+        """Tell the drafters what was committed; the prompt follows the first token, so that a first
+        token never waits for an index."""
+        started = time.perf_counter()
+        for work in works:
+            if work.sequence.state.finish_reason is None and work.samples:
+                self._tell(work.sequence)
+        for sequence in over:
+            if len(sequence.tokens) > sequence.request.prompt_length:
+                self._tell(sequence)
+            self.drafters.release(sequence.number)
+        self._gone.extend(s.number for s in over)
+        self._seconds += time.perf_counter() - started
+
+    def settle(self, works: Items[Work], total: float) -> tuple[float, int]:
+        """Close the step that took ``total`` seconds: (seconds of the drafters in it, requests
+        that one of them was switched off for)."""
+        if self._step is not None:
+            committed = {w.sequence.number: w.committed for w in works if w.decoding and w.committed}
+            drafted = sum(len(w.draft.tokens) for w in works)
+            self.controller.settle(
+                self._step, StepResult(1e3 * total, 1e3 * self._seconds, drafted, committed)
+            )
+            self._step = None
+        for number in self._gone:
+            self.controller.release(number)
+        self._gone.clear()
+        seconds, failures = self._before
+        return self.drafters.seconds - seconds, self.drafters.failures - failures
+
+    def _candidate(self, work: Work) -> Candidate | None:
+        sequence = work.sequence
+        own = sequence.request.params.speculation
+        limit = sequence.state.room - 1
+        method = ""
+        if own is not None:
+            if not own.enabled:
+                return None
+            limit = min(limit, own.num_speculative_tokens or limit)
+            method = own.method or ""
+        if limit < 1:
+            return None
+        return Candidate(
+            number=sequence.number,
+            context=sequence.computed,
+            limit=limit,
+            query=self._query(work, method),
+            ends_with=sequence.state.ends_with,
+            method=method,
+        )
+
+    def _query(self, work: Work, method: str) -> Callable[[int, bool], DraftQuery | None]:
+        sequence = work.sequence
+
+        def query(limit: int, blocks: bool) -> DraftQuery | None:
+            length = len(sequence.tokens)
+            if not blocks:
+                return DraftQuery(sequence.number, length, limit, method=method)
+            limit = self._scheduler.grow_for_draft(work, limit)
+            if limit < 1:
+                return None
+            return DraftQuery(
+                sequence.number,
+                length,
+                limit,
+                sequence.tokens,
+                sequence.table,
+                sequence.state,
+                method,
+            )
+
+        return query
+
+    def _tell(self, sequence: Sequence) -> None:
+        request, size = sequence.request, len(sequence.tokens)
+        if sequence.observed == 0:
+            self.drafters.start(sequence.number, request.prompt_ids, request.cache_salt)
+            sequence.observed = request.prompt_length
+        self.drafters.observe(sequence.number, sequence.tokens[sequence.observed : size])
+        sequence.observed = size

@@ -1,0 +1,71 @@
+"""The loss account: how far behind plain decoding speculation may ever be.
+
+It is kept in plain steps: what one more plain step would have brought is 1, and so is its time.
+A step that commits n tokens for N requests in the time of c plain steps moves it by n/N - c, and
+every step by the loss budget. A bet is allowed only while the balance covers its worst case, that
+nothing of it is accepted; so speculation pays for its failures out of what it earned, and out of
+the budget (a conservative bandit: Wu, Shariff, Lattimore and Szepesvari, "Conservative Bandits",
+2016).
+
+Over every window of steps the loss is at most budget * time + credit + the cap + the error of the
+costs of one step, all in plain steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+CREDIT: Final = 0.75
+"""How far below zero the balance may fall. With CAP, a budget of 0.5 % and a quarter of a step for
+the error of the costs, a window of 400 plain steps loses at most 1 %."""
+CAP: Final = 1.0
+"""How much can be saved up: what is earned beyond it is kept by the user."""
+
+
+class LossAccount:
+    """One balance for all requests, or, by request, one for each: then the lowest decides."""
+
+    def __init__(self, budget: float, by_request: bool = False) -> None:
+        self.budget = budget
+        self.cap = CAP
+        self.by_request = by_request
+        self.balance = 0.0
+        self.lost = 0.0
+        """Plain steps that bets cost beyond what they brought, of the steps that lost."""
+        self.gained = 0.0
+        self._own: dict[int, float] = {}
+
+    def room(self, requests: Iterable[int]) -> float:
+        """Plain steps that a bet may lose now."""
+        lowest = self.balance
+        if self.by_request:
+            lowest = min((self._own.get(r, 0.0) for r in requests), default=0.0)
+        return lowest + CREDIT
+
+    def settle(self, tokens: Mapping[int, int], extra: float, time: float) -> None:
+        """Book a step.
+
+        ``tokens`` is what each request that sampled committed; ``extra`` the step's time beyond
+        that of a plain step, ``time`` all of it, both in plain steps.
+        """
+        if not tokens:
+            self._earn(-extra)
+            return
+        more = sum(tokens.values()) / len(tokens) - 1.0
+        change = more - extra
+        self.lost += max(-change, 0.0)
+        self.gained += max(change, 0.0)
+        granted = self.budget * time - extra
+        self._earn(granted + more)
+        if self.by_request:
+            for request, count in tokens.items():
+                own = self._own.get(request, 0.0) + granted + count - 1.0
+                self._own[request] = min(own, self.cap)
+
+    def release(self, request: int) -> None:
+        """Forget a request."""
+        self._own.pop(request, None)
+
+    def _earn(self, change: float) -> None:
+        self.balance = min(self.balance + change, self.cap)

@@ -1,0 +1,130 @@
+"""Which rows of a step go to which draft.
+
+For a given number of rows the best are those with the highest survival; since that falls along a
+draft, they are beginnings of drafts. So one sort gives the best step of every size, and of these
+the one with the most expected tokens per millisecond is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from wager.engine.control.times import F64, StepTimes
+from wager.types import Draft
+
+MARGIN: Final = 0.02
+"""A bet must promise this share of a plain step; less is not worth its risk."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A draft that was made, for the candidate at a place; a ``probe`` was made to be scored.
+
+    ``verified`` of its tokens are verified.
+    """
+
+    place: int
+    method: str
+    draft: Draft
+    verified: int = 0
+    probe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft that may be verified: its survival by position, and the context of its request."""
+
+    survival: Sequence[float]
+    context: int
+    proposal: Proposal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step without drafts. ``plain_ms`` is what it takes without the prompts' rows."""
+
+    requests: int
+    kv_tokens: int
+    prompt_rows: int
+    plain_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """``lengths`` by offer. ``gain`` is what is expected, ``risk`` what is lost if nothing is
+    accepted, both in plain steps; ``verify_ms`` is the step's expected time. ``wanted`` is the gain
+    that there would be with more room, 0 where ``lengths`` is what is best anyway."""
+
+    lengths: tuple[int, ...] = ()
+    gain: float = 0.0
+    risk: float = 0.0
+    tokens: float = 0.0
+    verify_ms: float = 0.0
+    wanted: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(self.lengths)
+
+
+def verify_ms(times: StepTimes, batch: Batch, drafted: F64, attended: F64) -> F64:
+    """Milliseconds of the batch with ``drafted`` rows more, without those of its prompts."""
+    return times.verify(batch.requests, batch.kv_tokens, drafted, attended, batch.prompt_rows)
+
+
+def allocate(
+    offers: Sequence[Offer], batch: Batch, times: StepTimes, rows: int, room: float, spent_ms: float
+) -> Allocation:
+    """The best step of at most ``rows`` draft rows that risks at most ``room`` plain steps.
+
+    ``spent_ms`` is what finding the drafts took; it is lost in any case, but a bet has to pay it.
+    """
+    owners = np.array([i for i, o in enumerate(offers) for _ in o.survival], np.int64)
+    survival = np.array([s for o in offers for s in o.survival])
+    if not len(survival) or rows < 1:
+        return Allocation()
+    order = np.argsort(-survival, kind="stable")[:rows]
+    contexts = np.array([o.context for o in offers], np.float64)[owners[order]]
+    drafted = np.arange(1.0, len(order) + 1.0)
+    tokens = batch.requests + np.cumsum(survival[order])
+    ms = verify_ms(times, batch, drafted, np.cumsum(contexts))
+    cost = (ms + spent_ms) / batch.plain_ms
+    gain = tokens / batch.requests - cost
+    pace = tokens / cost
+    best = int(np.argmax(pace))
+    allowed = int(np.searchsorted(cost - 1.0, room, side="right"))
+    chosen = best if best < allowed else int(np.argmax(pace[:allowed])) if allowed else -1
+    wanted = float(gain[best]) if chosen != best and gain[best] > MARGIN else 0.0
+    if chosen < 0 or gain[chosen] <= MARGIN:
+        return Allocation(wanted=wanted)
+    counts = np.bincount(owners[order[: chosen + 1]], minlength=len(offers))
+    return Allocation(
+        lengths=tuple(int(n) for n in counts),
+        gain=float(gain[chosen]),
+        risk=float(cost[chosen]) - 1.0,
+        tokens=float(tokens[chosen]),
+        verify_ms=float(ms[chosen]),
+        wanted=wanted,
+    )
+
+
+def forced(
+    offers: Sequence[Offer], proposal: Proposal, batch: Batch, times: StepTimes, spent_ms: float
+) -> Allocation:
+    """A whole draft, whatever it is expected to bring."""
+    place, length = proposal.place, len(proposal.draft.tokens)
+    attended = float(length * offers[place].context)
+    ms = float(verify_ms(times, batch, np.array([float(length)]), np.array([attended]))[0])
+    risk = (ms + spent_ms) / batch.plain_ms - 1.0
+    tokens = batch.requests + sum(offers[place].survival[:length])
+    return Allocation(
+        lengths=tuple(length if i == place else 0 for i in range(len(offers))),
+        gain=tokens / batch.requests - 1.0 - risk,
+        risk=risk,
+        tokens=tokens,
+        verify_ms=ms,
+    )

@@ -1,0 +1,280 @@
+"""The controller: bets only where it pays, and never more than the loss account covers.
+
+While it is idle (no bet within the last steps) only a few requests are looked up in each step, and
+what would have been proposed is scored against what plain decoding commits; a bet is what starts
+the search for all. Nothing else is a mode: every step is decided anew, by what the drafts at hand
+are expected to bring and what the step is expected to take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from wager.engine.control import decisions as why
+from wager.engine.control.acceptance import Acceptance
+from wager.engine.control.account import LossAccount
+from wager.engine.control.allocate import Allocation, Batch, Offer, Proposal, allocate, forced
+from wager.engine.control.base import Candidate, StepResult, StepView, ask
+from wager.engine.control.passes import Passes, with_model, without_model
+from wager.engine.control.times import StepTimes
+from wager.engine.costs import StepCosts
+from wager.engine.drafting import Drafters
+from wager.speculation import SpeculationConfig
+from wager.types import NO_DRAFT, Draft
+
+CAUTION: Final = 1.0
+"""Standard errors that the chances of a draft are put lower, since they are estimates."""
+HOT: Final = 10
+"""Steps after a bet in which all requests are looked up."""
+LOOKED_AT: Final = 8
+"""Requests that are looked up in an idle step at most."""
+STREAK: Final = 2
+"""Tokens of a shadow that came true, and it is time to ask for a draft again."""
+FIRST_WAIT: Final = 25
+LONGEST_WAIT: Final = 800
+VERIFY_RUN: Final = 800
+"""Verify steps in a row, until plain ones tell again what plain decoding takes."""
+PLAIN_RUN: Final = 4
+ODD: Final = 1.5
+"""A verify step that took so many times what was expected is put down to the machine, once."""
+ODD_RARE: Final = 50
+
+
+@dataclass(slots=True)
+class _Bet:
+    """The step that is under way."""
+
+    batch: Batch
+    allocation: Allocation = field(default_factory=Allocation)
+
+
+class NoLoss:
+    """`Controller` with a stated bound, see `account.py`. ``clock`` gives seconds."""
+
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        costs: StepCosts,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._most = config.num_speculative_tokens
+        self.times = StepTimes(costs)
+        self.account = LossAccount(config.loss_budget, config.objective == "latency")
+        self.acceptance = Acceptance()
+        self.decisions = why.Decisions()
+        self.passes = Passes(self.times, self.acceptance, self.account, clock)
+        self._bet: _Bet | None = None
+        self._steps = 0
+        self._since_bet = HOT
+        self._rows_per_request = 0.0
+        self._wait, self._next_wait = 0, FIRST_WAIT
+        self._verify_run = self._plain_left = 0
+        self._since_odd = ODD_RARE
+
+    def rows(self, requests: int) -> int:
+        """Somewhat more than the last bets took; none while idle."""
+        return 0 if self._since_bet >= HOT else int(1.5 * self._rows_per_request * requests) + 1
+
+    def draft(self, step: StepView, drafters: Drafters) -> list[Draft]:
+        """See `Controller`."""
+        self._steps += 1
+        self._since_bet += 1
+        self._bet = None
+        if not step.candidates:
+            return []
+        idle = [NO_DRAFT] * len(step.candidates)
+        if not self.times.known:
+            self._note(why.NO_TIMES, step)
+            return idle
+        plain_ms = self.times.plain(step.requests, step.kv_tokens)
+        batch = Batch(step.requests, step.kv_tokens, step.prompt_rows, plain_ms)
+        self._bet = _Bet(batch)
+        if self._plain_left:
+            self._plain_left -= 1
+            self._note(why.PLAIN, step)
+            return idle
+        if self._wait:
+            self._wait -= 1
+        proposals = self._look_up(step, drafters)
+        if self._wait:
+            self._await(step, proposals)
+            self._note(why.WAITING, step, len(proposals))
+            return idle
+        return self._decide(step, batch, drafters, proposals)
+
+    def _decide(
+        self, step: StepView, batch: Batch, drafters: Drafters, proposals: list[Proposal]
+    ) -> list[Draft]:
+        offers = self._best(step, proposals)
+        spent = 0.0
+        for member in with_model(drafters):
+            values = [sum(o.survival) for o in offers]
+            gain = self._allocate(step, batch, offers, 0.0).gain
+            made, ms = self.passes.propose(step, batch, member, values, self._most, gain)
+            spent += ms
+            if made:
+                proposals += made
+                offers = self._best(step, proposals)
+        chosen = self._allocate(step, batch, offers, spent)
+        probe = next((p for p in proposals if p.probe and p.draft.distributions), None)
+        if probe is not None and not chosen.rows:
+            # What was drawn is scored by its verification alone.
+            offers[probe.place] = replace(offers[probe.place], proposal=probe)
+            chosen = forced(offers, probe, batch, self.times, spent)
+        admitted = [NO_DRAFT] * len(offers)
+        for place, (offer, length) in enumerate(zip(offers, chosen.lengths, strict=False)):
+            if offer.proposal is not None and length:
+                admitted[place] = offer.proposal.draft.cut(length)
+                offer.proposal.verified = length
+        self._await(step, proposals)
+        self._bet = _Bet(batch, chosen)
+        reason = why.BET
+        if chosen.rows:
+            self._since_bet = 0
+            share = chosen.rows / batch.requests
+            self._rows_per_request += 0.2 * (share - self._rows_per_request)
+        elif chosen.wanted:
+            reason = why.ACCOUNT
+            self._trip()
+        else:
+            reason = why.NO_GAIN if proposals else why.NO_PROPOSAL
+        self._note(reason, step, len(proposals), admitted)
+        return admitted
+
+    def _allocate(
+        self, step: StepView, batch: Batch, offers: Sequence[Offer], spent_ms: float
+    ) -> Allocation:
+        room = self.account.room(c.number for c in step.candidates)
+        return allocate(offers, batch, self.times, step.rows, room, spent_ms)
+
+    def settle(self, step: StepView, result: StepResult) -> None:
+        """See `Controller`. A plain step's own time is no bet's fault: only what betting took of
+        it is charged. Beside prompts a bet is charged by what its rows are expected to take, since
+        the prompts' time is not known so well."""
+        for request, tokens in result.committed.items():
+            self.acceptance.commit(request, tokens)
+        bet = self._bet
+        if bet is None or not result.committed:
+            return
+        plain = bet.batch.plain_ms
+        counts = {r: len(t) for r, t in result.committed.items()}
+        expected, took = bet.allocation.verify_ms, result.total - result.betting
+        if not bet.allocation.rows:
+            self._verify_run = 0
+            if not step.prompt_rows:
+                self.times.record_plain(step.requests, step.kv_tokens, took)
+            self.account.settle(counts, result.betting / plain, 1.0)
+            return
+        if step.prompt_rows:
+            took = expected
+        elif result.drafted == bet.allocation.rows:
+            self.times.record_verify(step.requests, expected, result.drafted, took)
+            took = self._charged(took, expected)
+        self._verify_run += 1
+        if self._verify_run >= VERIFY_RUN:
+            self._verify_run, self._plain_left = 0, PLAIN_RUN
+        time = (took + result.betting) / plain
+        self.account.settle(counts, time - 1.0, time)
+        if self.account.balance > 0.5 * self.account.cap:
+            self._next_wait = FIRST_WAIT
+
+    def release(self, request: int) -> None:
+        """See `Controller`."""
+        self.acceptance.release(request)
+        self.account.release(request)
+
+    # Parts
+
+    def _look_up(self, step: StepView, drafters: Drafters) -> list[Proposal]:
+        """What the drafters have to say that cost no pass of a model."""
+        hot = self._since_bet <= HOT and not self._wait
+        found = []
+        for member in without_model(drafters):
+            limits = [
+                self._limit(c) if self._due(c, member.method, hot, place) else 0
+                for place, c in enumerate(step.candidates)
+            ]
+            drafts = ask(member, step.candidates, limits) if any(limits) else ()
+            found += [Proposal(p, member.method, d) for p, d in enumerate(drafts) if d.tokens]
+        return found
+
+    def _limit(self, candidate: Candidate) -> int:
+        return min(candidate.limit, self._most)
+
+    def _due(self, candidate: Candidate, method: str, hot: bool, place: int) -> bool:
+        if candidate.method not in ("", method):
+            return False
+        if hot:
+            return True
+        if place >= LOOKED_AT:
+            return False
+        streak = self.acceptance.awaits(candidate.number, method)
+        return streak is None or streak >= STREAK
+
+    def _best(self, step: StepView, proposals: Sequence[Proposal]) -> list[Offer]:
+        """By candidate the proposal that is expected to bring most."""
+        best = [Offer((), c.context) for c in step.candidates]
+        values = [0.0] * len(best)
+        for proposal in proposals:
+            place, draft = proposal.place, proposal.draft
+            survival = self.acceptance.survival(
+                step.candidates[place].number,
+                draft.source,
+                draft.match_length,
+                len(draft.tokens),
+                CAUTION,
+            )
+            value = sum(survival)
+            if value > values[place]:
+                best[place] = Offer(survival, step.candidates[place].context, proposal)
+                values[place] = value
+        return best
+
+    def _await(self, step: StepView, proposals: Sequence[Proposal]) -> None:
+        """Every proposal is scored once its tokens are known, verified or not."""
+        for one in proposals:
+            request = step.candidates[one.place].number
+            if one.verified or self.acceptance.awaits(request, one.method) is None:
+                self.acceptance.propose(request, one.method, one.draft, one.verified)
+
+    def _trip(self) -> None:
+        """A bet was wanted that the account does not cover: after losses, wait longer each time."""
+        if self.account.balance < 0.0:
+            self._wait = self._next_wait
+            self._next_wait = min(2 * self._next_wait, LONGEST_WAIT)
+
+    def _charged(self, took: float, expected: float) -> float:
+        """What a verify step is charged: a single one that took oddly long is the machine's."""
+        self._since_odd += 1
+        if took <= ODD * expected or self._since_odd < ODD_RARE:
+            return took
+        self._since_odd = 0
+        return expected
+
+    def _note(
+        self, reason: str, step: StepView, proposals: int = 0, admitted: Sequence[Draft] = ()
+    ) -> None:
+        bet = self._bet
+        self.decisions.count(reason, (len(d.tokens) for d in admitted))
+        if bet is None or not self.decisions.tells(reason):
+            return
+        taken = [d for d in admitted if d.tokens]
+        self.decisions.keep(
+            why.Decision(
+                step=self._steps,
+                reason=reason,
+                requests=step.requests,
+                proposals=proposals,
+                lengths=tuple(len(d.tokens) for d in taken),
+                sources=tuple(d.source for d in taken),
+                expected=bet.allocation.tokens,
+                gain=bet.allocation.gain,
+                risk=bet.allocation.risk,
+                balance=self.account.balance,
+                plain_ms=bet.batch.plain_ms,
+                verify_ms=bet.allocation.verify_ms,
+            )
+        )

@@ -1,0 +1,150 @@
+"""What the step at hand takes, with drafts and without, in milliseconds.
+
+The shape is that of the engine's cost table, which one request measured:
+
+    ms = W(rows) + read * (KV tokens) + attend * (sum over rows of their context)
+
+Real steps correct it by factors: one for all, which follows the machine's clock within a few steps,
+and slower ones for plain and for verify steps by their size. Plain and verify steps have factors of
+their own because what is compared are the two, and an error of one would be a loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.engine.costs import CONTEXTS, StepCosts
+
+F64: TypeAlias = NDArray[np.float64]
+
+_CLOCK_SHARE: Final = 0.1
+_LEAST_SHARE: Final = 0.02
+_MOST: Final = 0.2
+"""A step that took longer than e ** 0.2 times what was expected counts as that."""
+_REFRESH: Final = 256
+
+
+class StepTimes:
+    """Expected times of plain and of verify steps of a batch, kept current by `record`."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self._clock = 0.0
+        self._plain: dict[int, _Factor] = {}
+        self._verify: dict[int, _Factor] = {}
+        self._until_refresh = 0
+        self._rows: F64 = np.empty(0)
+        self._ms: F64 = np.empty(0)
+        self._slope = self._read = self._attend = 0.0
+        self.refresh()
+
+    @property
+    def known(self) -> bool:
+        """False while no cost table was measured: then nothing can be expected."""
+        if len(self._rows) < 2 and self._costs.cells:
+            self.refresh()
+        return len(self._rows) > 1
+
+    def refresh(self) -> None:
+        """Take over the cost table as it is now."""
+        self._until_refresh = _REFRESH
+        near, far = (self._costs.table(c) for c in CONTEXTS)
+        self._read, self._attend = _per_token(near, far)
+        shortest = CONTEXTS[0]
+        table = {r: ms - shortest * (self._read + self._attend * r) for r, ms in near.items()}
+        self._rows = np.array(sorted(table), np.float64)
+        # A step with more rows takes no less time.
+        self._ms = np.maximum.accumulate(np.array([table[int(r)] for r in self._rows]))
+        if len(self._rows) > 1:
+            self._slope = (self._ms[-1] - self._ms[-2]) / (self._rows[-1] - self._rows[-2])
+
+    def weights(self, rows: float) -> float:
+        """W(rows), uncorrected: the shape of a pass without its context."""
+        return float(self._weights(np.array([float(rows)]))[0])
+
+    def plain(self, requests: int, kv_tokens: int) -> float:
+        """Milliseconds of a step in which each request has one row."""
+        base = self.weights(requests) + (self._read + self._attend) * kv_tokens
+        return base * math.exp(self._clock + _log_of(self._plain, requests))
+
+    def verify(
+        self, requests: int, kv_tokens: int, drafted: F64, attended: F64, beside: int = 0
+    ) -> F64:
+        """Milliseconds of a step with ``drafted`` rows more, which look at ``attended`` tokens.
+
+        Both are arrays, for several sizes of step at once, in rising order; so are the times. With
+        ``beside`` rows of prompts in the step, what the drafts add is reckoned on top of those; the
+        prompts' own time is left out.
+        """
+        rows = drafted + requests
+        base = self._weights(rows + beside) + (self._read + self._attend) * kv_tokens
+        base += self._attend * attended
+        if beside:
+            base += self.weights(requests) - self.weights(requests + beside)
+        logs = [_log_of(self._verify, int(r)) for r in (rows[0], rows[-1])]
+        # Between the smallest and the largest step the correction goes evenly.
+        span = max(rows[-1] - rows[0], 1.0)
+        log = logs[0] + (logs[1] - logs[0]) * (rows - rows[0]) / span
+        return np.maximum.accumulate(base * np.exp(self._clock + log))
+
+    def record_plain(self, requests: int, kv_tokens: int, ms: float) -> None:
+        """Take in a measured plain step, without what drafting took of it."""
+        self._record(self._plain, requests, math.log(ms / self.plain(requests, kv_tokens)))
+
+    def record_verify(self, requests: int, expected: float, drafted: int, ms: float) -> None:
+        """Take in a measured verify step, without what drafting took of it."""
+        self._record(self._verify, requests + drafted, math.log(ms / expected))
+
+    def _record(self, factors: dict[int, _Factor], rows: int, error: float) -> None:
+        error = min(max(error, -_MOST), _MOST)
+        factors.setdefault(rows.bit_length(), _Factor()).move(error)
+        self._clock += _CLOCK_SHARE * error
+        self._until_refresh -= 1
+        if self._until_refresh <= 0:
+            self.refresh()
+
+    def _weights(self, rows: F64) -> F64:
+        inside = np.interp(rows, self._rows, self._ms)
+        beyond = self._ms[-1] + self._slope * (rows - self._rows[-1])
+        return np.where(rows > self._rows[-1], beyond, inside)
+
+
+class _Factor:
+    __slots__ = ("count", "log")
+
+    def __init__(self) -> None:
+        self.log = 0.0
+        self.count = 0
+
+    def move(self, error: float) -> None:
+        self.count += 1
+        self.log += max(1.0 / (1 + self.count), _LEAST_SHARE) * error
+
+
+def _log_of(factors: dict[int, _Factor], rows: int) -> float:
+    """The correction for a size, or for the nearest one that was seen."""
+    size = rows.bit_length()
+    found = factors.get(size)
+    if found is None:
+        if not factors:
+            return 0.0
+        found = factors[min(factors, key=lambda known: abs(known - size))]
+    return found.log
+
+
+def _per_token(near: dict[int, float], far: dict[int, float]) -> tuple[float, float]:
+    """(milliseconds per KV token read, per KV token and row), from the table's two contexts."""
+    rows = [r for r in near if r in far]
+    if not rows:
+        return 0.0, 0.0
+    further = CONTEXTS[1] - CONTEXTS[0]
+    x = np.array(rows, np.float64)
+    y = np.array([(far[r] - near[r]) / further for r in rows])
+    if len(rows) == 1:
+        return max(float(y[0]), 0.0), 0.0
+    attend = max(float(np.polyfit(x, y, 1)[0]), 0.0)
+    return max(float(np.median(y - attend * x)), 0.0), attend
