@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from wager.arms import Arm, Speculation, arm_of, label, parse_arms
@@ -26,7 +28,17 @@ def test_options_belong_to_the_method_before_them() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["ngram", "ngram:k=4", "ngram-mod:k=8,spec-x=true", "a:p=0.5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ngram",
+        "ngram:k=4",
+        "ngram-mod:k=8,spec-x=true",
+        "a:p=0.5",
+        "ngram:k=8/0@3,min=5,max=10",
+        "draft_model:model=D,k=8/4/0@3/9",
+    ],
+)
 def test_a_label_reads_back(text: str) -> None:
     (arm,) = parse_arms(text)
     assert arm.speculation is not None
@@ -43,6 +55,11 @@ def test_a_label_reads_back(text: str) -> None:
         ("ngram:k", "not an option"),
         ("ngram:=4", "not an option"),
         ("4:k=4", "not the name"),
+        ("ngram:k=8/0@1", "no schedule"),
+        ("ngram:k=8/4@3/9", "no schedule"),
+        ("ngram:k=8/4/2@9/3", "no schedule"),
+        ("ngram:k=0/0@3", "no schedule"),
+        ("ngram:k=8/0@2000", "no schedule"),
     ],
 )
 def test_nonsense_is_refused(text: str, said: str) -> None:
@@ -57,3 +74,20 @@ def test_a_config_in_vllm_form() -> None:
     assert arm.speculation.config() == {"method": "ngram", "num_speculative_tokens": 8}
     with pytest.raises(ConfigError, match="method"):
         arm_of({"num_speculative_tokens": 8})
+
+
+def test_a_schedule_is_vllm_s_list_of_ranges() -> None:
+    (arm,) = parse_arms("ngram:k=8/4/0@3/9,min=2")
+    assert arm.speculation is not None
+    assert arm.speculation.config() == {
+        "method": "ngram",
+        "num_speculative_tokens": 8,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 8, 4], [9, 1024, 0]],
+        "prompt_lookup_min": 2,
+    }
+
+
+def test_a_schedule_that_has_no_short_form_is_spelled_in_full() -> None:
+    ranges = [[1, 2, 8], [4, 9, 0]]
+    arm = arm_of({"method": "ngram", "num_speculative_tokens_per_batch_size": ranges})
+    assert arm.name == f"ngram:num_speculative_tokens_per_batch_size={json.dumps(ranges)}"
