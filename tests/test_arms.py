@@ -87,7 +87,7 @@ def test_a_schedule_is_vllm_s_list_of_ranges() -> None:
     }
 
 
-def test_a_schedule_that_has_no_short_form_is_spelled_in_full() -> None:
-    ranges = [[1, 2, 8], [4, 9, 0]]
+@pytest.mark.parametrize("ranges", [[[1, 2, 8], [4, 9, 0]], [[1, 8], [9, 0]], [], 5, [3]], ids=str)
+def test_a_schedule_that_has_no_short_form_is_spelled_in_full(ranges: object) -> None:
     arm = arm_of({"method": "ngram", "num_speculative_tokens_per_batch_size": ranges})
     assert arm.name == f"ngram:num_speculative_tokens_per_batch_size={json.dumps(ranges)}"

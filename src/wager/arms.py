@@ -55,7 +55,7 @@ def parse_arms(text: str) -> list[Arm]:
     """``plain,ngram:k=4,min=2,max=5,draft_model:model=D`` to arms, in order.
 
     ``k``, ``min`` and ``max`` are short for num_speculative_tokens and the two lookup bounds;
-    ``k=8/4/0@3/9`` are 8 tokens for one request in a step, 4 from 3 requests on, and 0 from 9. A
+    ``k=8/4/0@3/9`` are 8 tokens for 1 or 2 requests in a step, 4 from 3 on, and 0 from 9. A
     part whose ``=`` comes before any ``:`` goes on with the options of the arm before it. Raises
     ConfigError.
     """
@@ -146,8 +146,8 @@ def _schedule(text: str, lengths: str, borders: str) -> dict[str, Any]:
     rising = all(a < b for a, b in zip(starts, [*starts[1:], MOST_REQUESTS + 1], strict=True))
     if len(ks) != len(starts) or not rising or max(ks) < 1:
         raise ConfigError(
-            f"arms: {text!r} is no schedule; k=8/4/0@3/9 are 8 tokens for one request in a step, 4 "
-            "from 3 requests on and 0 from 9"
+            f"arms: {text!r} is no schedule; k=8/4/0@3/9 are 8 tokens for 1 or 2 requests in a "
+            "step, 4 from 3 on and 0 from 9"
         )
     ends = [start - 1 for start in starts[1:]] + [MOST_REQUESTS]
     ranges = [[start, end, k] for start, end, k in zip(starts, ends, ks, strict=True)]
@@ -157,14 +157,12 @@ def _schedule(text: str, lengths: str, borders: str) -> dict[str, Any]:
 def _steps(options: Mapping[str, Any]) -> str:
     """A schedule as `_schedule` reads it; "" where there is none or it is not of that form."""
     ranges = options.get(SCHEDULE)
-    if not isinstance(ranges, list) or len(ranges) < 2:
-        return ""
-    steps = "/".join(str(k) for _, _, k in ranges)
-    spelled = f"{steps}@{'/'.join(str(low) for low, _, _ in ranges[1:])}"
-    found = _STEPS.fullmatch(spelled)
     try:
+        lows, ks = zip(*((low, k) for low, _, k in ranges or ()), strict=True)
+        spelled = f"{'/'.join(map(str, ks))}@{'/'.join(map(str, lows[1:]))}"
+        found = _STEPS.fullmatch(spelled)
         same = found is not None and _schedule(spelled, *found.groups())
-    except ConfigError:
+    except (ConfigError, TypeError, ValueError):
         return ""
     return spelled if same == {K: options.get(K), SCHEDULE: ranges} else ""
 
