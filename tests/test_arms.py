@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from wager.arms import Arm, Speculation, arm_of, label, parse_arms, speculation_of
@@ -30,7 +32,17 @@ LIST = "suffix+ngram:k=8,min=2,max=5"
 
 
 @pytest.mark.parametrize(
-    "text", ["ngram", "ngram:k=4", "ngram-mod:k=8,spec-x=true", "a:p=0.5", LIST, "a+b+c"]
+    "text",
+    [
+        "ngram",
+        "ngram:k=4",
+        "ngram-mod:k=8,spec-x=true",
+        "a:p=0.5",
+        LIST,
+        "a+b+c",
+        "ngram:k=8/0@3,min=5,max=10",
+        "draft_model:model=D,k=8/4/0@3/9",
+    ],
 )
 def test_a_label_reads_back(text: str) -> None:
     (arm,) = parse_arms(text)
@@ -51,6 +63,11 @@ def test_a_label_reads_back(text: str) -> None:
         ("suffix+:k=4", "not the name"),
         ("suffix++ngram:k=4", "not the name"),
         ("suffix+plain:k=4", "no method"),
+        ("ngram:k=8/0@1", "no schedule"),
+        ("ngram:k=8/4@3/9", "no schedule"),
+        ("ngram:k=8/4/2@9/3", "no schedule"),
+        ("ngram:k=0/0@3", "no schedule"),
+        ("ngram:k=8/0@2000", "no schedule"),
     ],
 )
 def test_nonsense_is_refused(text: str, said: str) -> None:
@@ -85,3 +102,20 @@ def test_a_list_of_methods_is_one_arm() -> None:
     for method in ([], ["suffix", 4], [""], None):
         with pytest.raises(ConfigError, match="method"):
             arm_of({**config, "method": method})
+
+
+def test_a_schedule_is_vllm_s_list_of_ranges() -> None:
+    (arm,) = parse_arms("ngram:k=8/4/0@3/9,min=2")
+    assert arm.speculation is not None
+    assert arm.speculation.config() == {
+        "method": "ngram",
+        "num_speculative_tokens": 8,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 8, 4], [9, 1024, 0]],
+        "prompt_lookup_min": 2,
+    }
+
+
+@pytest.mark.parametrize("ranges", [[[1, 2, 8], [4, 9, 0]], [[1, 8], [9, 0]], [], 5, [3]], ids=str)
+def test_a_schedule_that_has_no_short_form_is_spelled_in_full(ranges: object) -> None:
+    arm = arm_of({"method": "ngram", "num_speculative_tokens_per_batch_size": ranges})
+    assert arm.name == f"ngram:num_speculative_tokens_per_batch_size={json.dumps(ranges)}"

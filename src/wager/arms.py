@@ -17,13 +17,19 @@ from typing import Any, Final
 from wager.errors import ConfigError
 
 PLAIN: Final = "plain"
+K: Final = "num_speculative_tokens"
+SCHEDULE: Final = "num_speculative_tokens_per_batch_size"
+"""vLLM's list of (lowest number of requests in a step, highest, draft tokens)."""
+MOST_REQUESTS: Final = 1024
+"""Where the last range of a schedule ends."""
 
 _SHORT: Final = {
-    "k": "num_speculative_tokens",
+    "k": K,
     "min": "prompt_lookup_min",
     "max": "prompt_lookup_max",
 }
 _JOINT: Final = "+"
+_STEPS: Final = re.compile(r"(\d+(?:/\d+)*)@(\d+(?:/\d+)*)")
 _METHOD: Final = re.compile(r"[A-Za-z][\w.\-]*(\+[A-Za-z][\w.\-]*)*")
 
 
@@ -56,7 +62,8 @@ class Arm:
 def parse_arms(text: str) -> list[Arm]:
     """``plain,suffix+ngram:k=4,min=2,max=5,draft_model:model=D`` to arms, in order.
 
-    ``k``, ``min`` and ``max`` are short for num_speculative_tokens and the two lookup bounds. A
+    ``k``, ``min`` and ``max`` are short for num_speculative_tokens and the two lookup bounds;
+    ``k=8/4/0@3/9`` are 8 tokens for 1 or 2 requests in a step, 4 from 3 on, and 0 from 9. A
     part whose ``=`` comes before any ``:`` goes on with the options of the arm before it. Raises
     ConfigError.
     """
@@ -90,9 +97,13 @@ def speculation_of(config: Mapping[str, Any]) -> Speculation:
 def label(speculation: Speculation) -> str:
     """The short spelling that `parse_arms` reads, e.g. ``ngram:k=4,min=2``."""
     long_to_short = {long: short for short, long in _SHORT.items()}
+    given = dict(speculation.options)
+    steps = _steps(given)
+    if steps:
+        del given[SCHEDULE]
+        given[K] = steps
     options = ",".join(
-        f"{long_to_short.get(key, key)}={_spell(value)}"
-        for key, value in speculation.options.items()
+        f"{long_to_short.get(key, key)}={_spell(value)}" for key, value in given.items()
     )
     return f"{speculation.method}:{options}" if options else speculation.method
 
@@ -119,7 +130,9 @@ def _arm(text: str) -> Arm:
     method = method.strip()
     if not _METHOD.fullmatch(method):
         raise ConfigError(f"arms: {method!r} is not the name of a method; e.g. ngram:k=4")
-    options = dict(_option(piece, method) for piece in _options(rest))
+    options: dict[str, Any] = {}
+    for piece in _options(rest):
+        options |= _option(piece, method)
     speculation = Speculation(method, options)
     if PLAIN in speculation.methods:
         if method != PLAIN:
@@ -134,11 +147,40 @@ def _options(text: str) -> Sequence[str]:
     return [piece for piece in text.split(",") if piece.strip()]
 
 
-def _option(text: str, method: str) -> tuple[str, Any]:
+def _option(text: str, method: str) -> dict[str, Any]:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key or not value:
         raise ConfigError(f"arms: {method}: {text!r} is not an option; options look like k=4")
-    return _SHORT.get(key, key), _value(value)
+    key = _SHORT.get(key, key)
+    found = _STEPS.fullmatch(value) if key == K else None
+    return {key: _value(value)} if found is None else _schedule(text, *found.groups())
+
+
+def _schedule(text: str, lengths: str, borders: str) -> dict[str, Any]:
+    """The options behind ``k=8/4/0@3/9``."""
+    ks, starts = [int(k) for k in lengths.split("/")], [1, *map(int, borders.split("/"))]
+    rising = all(a < b for a, b in zip(starts, [*starts[1:], MOST_REQUESTS + 1], strict=True))
+    if len(ks) != len(starts) or not rising or max(ks) < 1:
+        raise ConfigError(
+            f"arms: {text!r} is no schedule; k=8/4/0@3/9 are 8 tokens for 1 or 2 requests in a "
+            "step, 4 from 3 on and 0 from 9"
+        )
+    ends = [start - 1 for start in starts[1:]] + [MOST_REQUESTS]
+    ranges = [[start, end, k] for start, end, k in zip(starts, ends, ks, strict=True)]
+    return {K: max(ks), SCHEDULE: ranges}
+
+
+def _steps(options: Mapping[str, Any]) -> str:
+    """A schedule as `_schedule` reads it; "" where there is none or it is not of that form."""
+    ranges = options.get(SCHEDULE)
+    try:
+        lows, ks = zip(*((low, k) for low, _, k in ranges or ()), strict=True)
+        spelled = f"{'/'.join(map(str, ks))}@{'/'.join(map(str, lows[1:]))}"
+        found = _STEPS.fullmatch(spelled)
+        same = found is not None and _schedule(spelled, *found.groups())
+    except (ConfigError, TypeError, ValueError):
+        return ""
+    return spelled if same == {K: options.get(K), SCHEDULE: ranges} else ""
 
 
 def _value(text: str) -> Any:

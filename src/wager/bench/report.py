@@ -107,7 +107,7 @@ def _grid(
 def _in_lines(name: str) -> str:
     """A long name of an arm, broken behind its options."""
     lines = [""]
-    for part in re.findall(r"[^:,]*[:,]?", name):
+    for part in re.split(r"(?<=[:,])", name):
         if lines[-1] and len(lines[-1] + part) > _ARM_WIDTH:
             lines.append("")
         lines[-1] += part

@@ -54,15 +54,15 @@ def within(left: float | None, arms: int, count: int, cost: Cost) -> list[tuple[
     return []
 
 
-def keep(path: Path, candidates: Sequence[Candidate], found: Sequence[tuple[int, int]]) -> None:
+def write(path: Path, candidates: Sequence[Candidate], found: Sequence[tuple[int, int]]) -> None:
     """Write down what will be measured, for a run that goes on later."""
     rows = [[c.family.method, dict(c.family.options), c.k] for c in candidates]
     text = json.dumps({"candidates": rows, "rounds": found})
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def kept(path: Path, families: Sequence[Family]) -> tuple[list[Candidate], list[tuple[int, int]]]:
-    """What `keep` wrote. Raises ConfigError if it is of a run with other methods."""
+def read(path: Path, families: Sequence[Family]) -> tuple[list[Candidate], list[tuple[int, int]]]:
+    """What `write` wrote. Raises ConfigError if it is of a run with other methods."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         out = []

@@ -43,8 +43,10 @@ LOOK_PROMPTS: Final = 6
 _GAIN: Final = 1.01
 _NOISY: Final = 0.15
 # Prompts of one round are in no other; a check has its own.
-SEEDS: Final = {"look": 10_007, "first": 20_011, "decide": 0, "schedule": 30_013, "check": 40_009,
-         "again": 50_021}  # fmt: skip
+SEEDS: Final = {
+    "look": 10_007, "first": 20_011, "decide": 0, "again": 50_021, "schedule": 30_013,
+    "check": 40_009,
+}  # fmt: skip
 
 _TITLES: Final = {
     "look": "a look", "first": "first round", "decide": "real runs", "schedule": "the schedule",
@@ -138,7 +140,7 @@ class Tuner:
             outcome = Outcome(self.wish, look, look, candidates={c.arm.name: c for c in leads})
             self._estimate(outcome)
             self._decide(outcome, count)
-        self._again(outcome, count)
+        self._score(outcome, count)
         failed = {**outcome.look.failed, **outcome.decided.failed}
         outcome.notes += [f"{arm} could not be measured: {error}" for arm, error in failed.items()]
         self._settle(outcome)
@@ -241,9 +243,11 @@ class Tuner:
             name = "decide" if number == len(found) - 1 else "first"
             outcome.decided = self.measure(name, arms, prompts)
 
-    def _again(self, outcome: Outcome, count: int) -> None:
-        """Once more where a gain was larger than its steps allow: the machine was not steady."""
-        names = choice.disturbed(rounds.scores(outcome.decided))
+    def _score(self, outcome: Outcome, count: int) -> None:
+        """Fill in the scores; measure once more where a gain was larger than its steps allow, since
+        the machine was not steady then."""
+        outcome.scores = rounds.scores(outcome.decided)
+        names = choice.disturbed(outcome.scores)
         arms = [arm for arm in outcome.decided.plan.arms if arm.name in names]
         if not arms:
             return
@@ -259,6 +263,7 @@ class Tuner:
             "the choice rests on that"
         )
         outcome.decided = self.measure("again", arms, count)
+        outcome.scores = rounds.scores(outcome.decided)
 
     def _rounds(
         self, outcome: Outcome, count: int
@@ -266,12 +271,12 @@ class Tuner:
         """Candidates and rounds; settled once, so that a resumed run measures the same."""
         kept = None if self.wish.run_dir is None else self.wish.run_dir / "rounds.json"
         if kept is not None and self.wish.resume and kept.is_file():
-            return rounds.kept(kept, self.wish.families)
+            return rounds.read(kept, self.wish.families)
         candidates = self._shortlist(outcome)
         cost = self._cost(outcome.look)
         found = rounds.within(self._left(), len(candidates), count, cost) if candidates else []
         if kept is not None:
-            rounds.keep(kept, candidates, found)
+            rounds.write(kept, candidates, found)
         return candidates, found
 
     def _cost(self, look: Run) -> rounds.Cost:
@@ -289,13 +294,14 @@ class Tuner:
     def _settle(self, outcome: Outcome) -> None:
         """The best at each load, the one for all, a schedule where that is better."""
         loads = self.wish.loads
-        outcome.scores = rounds.scores(outcome.decided)
         outcome.by_load = {load: choice.best_at(outcome.scores, load) for load in loads}
         name = choice.best_overall(outcome.scores, loads)
         arms = {arm.name: arm for arm in outcome.decided.plan.arms}
         outcome.chosen = arms[name]
         self._schedule(outcome)
-        noises = [choice.visit_noise(run) for run in (*self.runs.values(), outcome.decided)]
+        # The real runs too where they were measured once more: that they were noisy is why.
+        deciding = (self.runs.get("decide", outcome.decided), outcome.decided)
+        noises = [choice.visit_noise(run) for run in deciding]
         noise = max((found.deviation for found in noises if found is not None), default=0.0)
         if noise > _NOISY:
             outcome.notes.append(

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from wager.arms import Arm, Speculation, label, parse_arms
+from wager.arms import MOST_REQUESTS, SCHEDULE, Arm, K, Speculation, label, parse_arms
 from wager.errors import ConfigError
 from wager.external.dialects import dialect
 
-K: Final = "num_speculative_tokens"
-SCHEDULE: Final = "num_speculative_tokens_per_batch_size"
 MAX_K: Final = 16
 
 _LENGTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -30,7 +28,6 @@ _NO_LENGTH: Final = frozenset({"ngram-cache"})
 # vLLM 0.32: suffix, medusa and ngram_gpu assert the length of their config, and custom_class is
 # never told another one.
 _SCHEDULED: Final = frozenset({"ngram", "draft_model", "eagle", "eagle3", "mtp", "dflash"})
-_MOST_REQUESTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +131,7 @@ def ranges(lengths: Sequence[tuple[int, int]]) -> list[list[int]]:
     out: list[list[int]] = []
     low = 1
     for (clients, k), after in zip(ordered, [*ordered[1:], None], strict=True):
-        high = _MOST_REQUESTS
+        high = MOST_REQUESTS
         if after is not None:
             high = max(clients, min(int((clients * after[0]) ** 0.5), after[0] - 1))
         if out and out[-1][2] == k:
@@ -149,7 +146,5 @@ def scheduled(family: Family, lengths: Sequence[tuple[int, int]]) -> Arm:
     """The arm whose draft length follows from the number of requests; the longest one is its k."""
     found = ranges(lengths)
     options = {K: max(k for _, _, k in found), **family.options, SCHEDULE: found}
-    steps = "/".join(str(k) for _, _, k in found)
-    borders = ",".join(str(low) for low, _, _ in found[1:])
-    shown = Speculation(family.method, {"k": f"{steps}@{borders}", **family.options})
-    return Arm(label(shown), Speculation(family.method, options))
+    speculation = Speculation(family.method, options)
+    return Arm(label(speculation), speculation)

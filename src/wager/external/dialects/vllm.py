@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from wager.arms import Speculation
+from wager.arms import SCHEDULE, Speculation
 from wager.errors import ConfigError
 from wager.external.dialects import llamacpp_table, vllm_table
 from wager.external.dialects.base import Option, Reading, Written
@@ -346,6 +346,6 @@ def _repair(values: dict[str, Any]) -> None:
     if isinstance(limit, int) and limit > 1:
         k = values["num_speculative_tokens"]
         schedule = [[1, limit - 1, k], [limit, max(limit, _MANY), 0]]
-        values.setdefault("num_speculative_tokens_per_batch_size", schedule)
+        values.setdefault(SCHEDULE, schedule)
     if values["method"] in ("suffix", "medusa", "extract_hidden_states"):
-        values.pop("num_speculative_tokens_per_batch_size", None)
+        values.pop(SCHEDULE, None)

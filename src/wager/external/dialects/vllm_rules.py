@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+from wager.arms import SCHEDULE
 from wager.external.dialects.reader import Rule
 
 _Values: TypeAlias = Mapping[str, Any]
@@ -27,7 +28,6 @@ def _is(key: str, *wanted: object) -> Callable[[_Values], bool]:
 
 
 _NGRAM: Final = _method("ngram", "ngram_gpu")
-_SCHEDULE: Final = "num_speculative_tokens_per_batch_size"
 
 WITHOUT_DRAFTER: Final = ("ngram", "ngram_gpu", "suffix")
 
@@ -158,16 +158,16 @@ RULES: Final[tuple[Rule, ...]] = (
         f"the V1 runner ends with an assertion above {_V1_LIMIT}",
     ),
     Rule(
-        "error", _SCHEDULE,
-        _both(_method("suffix", "medusa", "extract_hidden_states"), _SCHEDULE),
+        "error", SCHEDULE,
+        _both(_method("suffix", "medusa", "extract_hidden_states"), SCHEDULE),
         "{method} asserts a fixed draft length and ends the server once the schedule gives another",
     ),
     Rule(
-        "warning", _SCHEDULE, _both(_method("custom_class"), _SCHEDULE),
+        "warning", SCHEDULE, _both(_method("custom_class"), SCHEDULE),
         "custom_class is never told the draft length",
     ),
     Rule(
-        "warning", _SCHEDULE, lambda v: bool(v.get(_SCHEDULE)),
+        "warning", SCHEDULE, lambda v: bool(v.get(SCHEDULE)),
         "a k of 0 still runs the drafter's prefill and is not the same as no speculation; measure "
         "it against a plain server",
     ),
