@@ -80,7 +80,8 @@ def test_auto_is_what_needs_no_model() -> None:
     assert (read.controller, read.num_speculative_tokens) == ("on", 16)
     assert "only where it pays (0.5 % may be lost)" in read.describe()
     other = SpeculationConfig.parse({"method": "auto", "prompt_lookup_min": 3})
-    assert other is not None and other.methods[1].options.bounds == (3, 5)
+    assert other is not None
+    assert other.methods[1].options.bounds == (3, 5)
 
 
 @pytest.mark.parametrize(("given", "mode"), [(True, "on"), (False, "off"), ("off", "off")])
@@ -88,4 +89,5 @@ def test_the_controller_is_switched_by_words_or_truth(given: object, mode: str) 
     read = SpeculationConfig.parse(
         {"method": "ngram", "num_speculative_tokens": 2, "controller": given}
     )
-    assert read is not None and read.controller == mode
+    assert read is not None
+    assert read.controller == mode

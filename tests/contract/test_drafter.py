@@ -24,7 +24,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "ngram": ngram(6, low=1, high=4),
     "ngram_gpu": {**ngram(6, low=1, high=4), "method": "ngram_gpu"},
     "suffix": {"method": "suffix", "num_speculative_tokens": 6, "controller": "off"},
-    "draft_model": {"method": "draft_model", "num_speculative_tokens": 6, "controller": "off", "model": "OTHER"},
+    "draft_model": {
+        "method": "draft_model",
+        "num_speculative_tokens": 6,
+        "controller": "off",
+        "model": "OTHER",
+    },
 }
 LISTS: dict[str, dict[str, Any]] = {
     "suffix, ngram": {**ngram(6, low=1, high=4), "method": ["suffix", "ngram"]},
@@ -32,7 +37,8 @@ LISTS: dict[str, dict[str, Any]] = {
         **ngram(5, low=2, high=4), "method": ["ngram", "draft_model"], "model": "OTHER"
     },
     "suffix, ngram, draft_model": {
-        "method": ["suffix", "ngram", "draft_model"], "num_speculative_tokens": 4, "controller": "off",
+        "method": ["suffix", "ngram", "draft_model"], "num_speculative_tokens": 4,
+        "controller": "off",
         "model": "self", "quantization": "int8",
     },
 }  # fmt: skip

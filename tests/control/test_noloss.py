@@ -93,7 +93,8 @@ def test_a_copy_is_bet_on_within_forty_tokens_and_a_free_text_left_within_ten_st
         if tokens < 2000:
             turned = step
         tokens += count
-    assert first is not None and first <= 40
+    assert first is not None
+    assert first <= 40
     assert left is None or left - turned <= 10
 
 
@@ -139,7 +140,8 @@ def test_every_decision_has_a_reason() -> None:
     simulation.run(500)
     decisions = simulation.controller.decisions
     assert sum(decisions.reasons.values()) == 500
-    assert decisions.reasons[why.BET] > 20 and decisions.reasons[why.NO_GAIN] > 20
+    assert decisions.reasons[why.BET] > 20
+    assert decisions.reasons[why.NO_GAIN] > 20
     assert all(d.describe() for d in decisions.last)
     assert max(decisions.lengths) <= 16
 

@@ -113,7 +113,8 @@ def test_a_request_that_copies_is_told_from_one_that_does_not() -> None:
         subject.propose(2, "ngram", Draft((1, 2, 3), "ngram", 5), 3)
         subject.commit(2, [9])
     copying, free = (subject.survival(r, "ngram", 5, 3, 1.0) for r in (1, 2))
-    assert copying[2] > 0.5 and free[0] < 0.3
+    assert copying[2] > 0.5
+    assert free[0] < 0.3
     subject.release(1)
     subject.release(2)
     assert subject.survival(1, "ngram", 5, 3, 1.0) == subject.survival(2, "ngram", 5, 3, 1.0)
@@ -122,7 +123,8 @@ def test_a_request_that_copies_is_told_from_one_that_does_not() -> None:
 def test_long_matches_are_better_from_the_start() -> None:
     subject = Acceptance()
     first = [subject.survival(1, "ngram", match, 1, 0.0)[0] for match in (1, 2, 4, 7, 12)]
-    assert first == sorted(first) and first[0] < 0.5 < 0.85 < first[-1]
+    assert first == sorted(first)
+    assert first[0] < 0.5 < 0.85 < first[-1]
 
 
 # The account
@@ -216,7 +218,8 @@ def test_beside_prompts_draft_rows_cost_what_further_rows_cost() -> None:
     alone = float(times.verify(1, 0, drafted, attended)[0]) - times.plain(1, 0)
     beside = float(times.verify(1, 0, drafted, attended, 200)[0]) - times.plain(1, 0)
     slope = (TWO_CORES.rows[32] - TWO_CORES.rows[17]) / 15
-    assert beside == pytest.approx(8 * slope, rel=0.1) and beside > alone
+    assert beside == pytest.approx(8 * slope, rel=0.1)
+    assert beside > alone
 
 
 # Allocation
@@ -227,7 +230,14 @@ def test_the_allocation_is_the_best_there_is(seed: int) -> None:
     chance = Random(seed)
     times = StepTimes(table(TWO_CORES))
     offers = [
-        Offer(list(itertools.accumulate((chance.uniform(0.3, 1.0) for _ in range(4)), lambda a, b: a * b)), 100)
+        Offer(
+            list(
+                itertools.accumulate(
+                    (chance.uniform(0.3, 1.0) for _ in range(4)), lambda a, b: a * b
+                )
+            ),
+            100,
+        )
         for _ in range(3)
     ]
     batch = Batch(3, 300, 0, times.plain(3, 300))
@@ -247,8 +257,10 @@ def test_the_allocation_is_the_best_there_is(seed: int) -> None:
 def _pace(lengths, offers, batch, times) -> float:  # type: ignore[no-untyped-def]
     tokens = batch.requests + sum(sum(o.survival[:n]) for o, n in zip(offers, lengths, strict=True))
     drafted = np.array([float(sum(lengths))])
-    ms = times.plain(3, 300) if not drafted[0] else float(
-        times.verify(batch.requests, batch.kv_tokens, drafted, drafted * 100)[0]
+    ms = (
+        times.plain(3, 300)
+        if not drafted[0]
+        else float(times.verify(batch.requests, batch.kv_tokens, drafted, drafted * 100)[0])
     )
     return float(tokens / ms)
 
@@ -260,9 +272,12 @@ def test_the_account_bounds_what_is_risked() -> None:
     free = allocate([offer], batch, times, 100, 10.0, 0.0)
     tight = allocate([offer], batch, times, 100, 0.4, 0.0)
     none = allocate([offer], batch, times, 100, 0.01, 0.0)
-    assert free.rows > tight.rows > 0 and free.wanted == 0.0
-    assert tight.risk <= 0.4 and tight.wanted > tight.gain > 0
-    assert not none.lengths and none.wanted > 0
+    assert free.rows > tight.rows > 0
+    assert free.wanted == 0.0
+    assert tight.risk <= 0.4
+    assert tight.wanted > tight.gain > 0
+    assert not none.lengths
+    assert none.wanted > 0
     assert allocate([offer], batch, times, 3, 10.0, 0.0).rows == 3
 
 

@@ -65,7 +65,8 @@ def test_the_distribution_is_that_of_plain_sampling(
 ) -> None:  # fmt: skip
     """Case 16, with the noise, the batches and the shared blocks of the engine."""
     setting = {
-        **setting, "num_speculative_tokens": 3, "controller": "off", "verify": "rejection", "block_verification": block,
+        **setting, "num_speculative_tokens": 3, "controller": "off",
+        "verify": "rejection", "block_verification": block,
     }  # fmt: skip
     if setting["model"] == "CUT":
         setting["model"] = str(cut_path)
@@ -84,7 +85,8 @@ def test_at_temperature_0_it_is_exact(make_llm: Callable[..., LLM], cut_path: Pa
     expected = answer(llm, PROMPT, params)
     for block in (False, True):
         for method in (ngram(4, low=1), {
-            "method": "draft_model", "num_speculative_tokens": 4, "controller": "off", "model": str(cut_path),
+            "method": "draft_model", "num_speculative_tokens": 4, "controller": "off",
+            "model": str(cut_path),
         }):  # fmt: skip
             llm.set_speculation({**method, "verify": "rejection", "block_verification": block})
             assert answer(llm, PROMPT, params).token_ids == expected.token_ids
@@ -94,7 +96,8 @@ def test_at_temperature_0_it_is_exact(make_llm: Callable[..., LLM], cut_path: Pa
 def test_a_seed_gives_the_same_answer_twice(make_llm: Callable[..., LLM], cut_path: Path) -> None:
     """Under the same setting, alone: not what plain decoding gives under it."""
     llm = make_llm(speculation={
-        "method": "draft_model", "num_speculative_tokens": 3, "controller": "off", "model": str(cut_path),
+        "method": "draft_model", "num_speculative_tokens": 3, "controller": "off",
+        "model": str(cut_path),
         "verify": "rejection",
     })  # fmt: skip
     params = SamplingParams(temperature=1.5, seed=5, max_tokens=30, ignore_eos=True)

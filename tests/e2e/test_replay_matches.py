@@ -38,19 +38,23 @@ SETTINGS: list[dict[str, Any]] = [
 LEARNING: list[dict[str, Any]] = [
     {"method": "suffix", "num_speculative_tokens": 8, "controller": "off"},
     {
-        "method": "suffix", "num_speculative_tokens": 16, "controller": "off", "suffix_decoding_max_tree_depth": 6,
+        "method": "suffix", "num_speculative_tokens": 16, "controller": "off",
+        "suffix_decoding_max_tree_depth": 6,
         "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_max_spec_offset": 1.0,
         "suffix_decoding_min_token_prob": 0.0,
     },
     {
-        "method": "suffix", "num_speculative_tokens": 4, "controller": "off", "suffix_decoding_max_cached_requests": 3,
+        "method": "suffix", "num_speculative_tokens": 4, "controller": "off",
+        "suffix_decoding_max_cached_requests": 3,
     },
     {
-        "method": ["suffix", "ngram"], "num_speculative_tokens": 6, "controller": "off", "prompt_lookup_min": 1,
+        "method": ["suffix", "ngram"], "num_speculative_tokens": 6, "controller": "off",
+        "prompt_lookup_min": 1,
         "prompt_lookup_max": 3, "suffix_decoding_min_token_prob": 0.6,
     },
     {
-        "method": ["ngram", "suffix"], "num_speculative_tokens": 6, "controller": "off", "prompt_lookup_min": 2,
+        "method": ["ngram", "suffix"], "num_speculative_tokens": 6, "controller": "off",
+        "prompt_lookup_min": 2,
         "prompt_lookup_max": 5,
     },
 ]  # fmt: skip

@@ -37,7 +37,7 @@ def make_cheap(make_llm: Callable[..., LLM]) -> Iterator[Callable[..., LLM]]:
         cheapen(llm)
         return llm
 
-    yield make
+    return make
 
 
 def cheapen(llm: LLM) -> None:
@@ -55,7 +55,8 @@ def cheapen(llm: LLM) -> None:
 
 def controller(llm: LLM) -> NoLoss:
     bets = llm.engine.bets
-    assert bets is not None and isinstance(bets.controller, NoLoss)
+    assert bets is not None
+    assert isinstance(bets.controller, NoLoss)
     return bets.controller
 
 
@@ -187,7 +188,8 @@ def test_a_wish_that_the_engine_cannot_grant_is_refused(make_llm: Callable[..., 
         llm.engine.add_request([5, 6], greedy({"num_speculative_tokens": 5}))
     with pytest.raises(RequestError, match="not one of this engine's: ngram"):
         llm.engine.add_request([5, 6], greedy({"method": "suffix"}))
-    assert not plain.engine.has_work() and not llm.engine.has_work()
+    assert not plain.engine.has_work()
+    assert not llm.engine.has_work()
 
 
 # State

@@ -261,10 +261,23 @@ def test_a_member_that_breaks_leaves_the_others(make_llm: Callable[..., LLM]) ->
 @pytest.mark.parametrize(
     "bad",
     [
-        {"method": "draft_model", "num_speculative_tokens": 4, "controller": "off", "model": "no such model"},
-        {"method": "tests.engine.test_drafting:Needy", "num_speculative_tokens": 4, "controller": "off"},
+        {
+            "method": "draft_model",
+            "num_speculative_tokens": 4,
+            "controller": "off",
+            "model": "no such model",
+        },
+        {
+            "method": "tests.engine.test_drafting:Needy",
+            "num_speculative_tokens": 4,
+            "controller": "off",
+        },
         {**ngram(4), "method": ["ngram", "tests.engine.test_drafting:Needy"]},
-        {"method": "tests.engine.test_drafting:Huge", "num_speculative_tokens": 4, "controller": "off"},
+        {
+            "method": "tests.engine.test_drafting:Huge",
+            "num_speculative_tokens": 4,
+            "controller": "off",
+        },
     ],
     ids=str,
 )
@@ -443,7 +456,12 @@ def test_trimmed_and_skipped_steps_cost_a_draft_model_nothing(
     make_llm: Callable[..., LLM], tiny_path: Path
 ) -> None:
     """What it fed and nobody verified may be committed later, when its block is another one."""
-    setting = {"method": "draft_model", "num_speculative_tokens": 6, "controller": "off", "model": str(tiny_path)}
+    setting = {
+        "method": "draft_model",
+        "num_speculative_tokens": 6,
+        "controller": "off",
+        "model": str(tiny_path),
+    }
     llm = make_llm(max_num_seqs=6, speculation=setting)
     rng = random.Random(3)
     bets = llm.engine.bets

@@ -39,8 +39,7 @@ class Trace:
     def speed_up(self) -> float:
         """Time that plain decoding would have taken for the same tokens / time."""
         plain = sum(
-            n * c / r
-            for n, c, r in zip(self.tokens, self.plain_ms, self.requests, strict=True)
+            n * c / r for n, c, r in zip(self.tokens, self.plain_ms, self.requests, strict=True)
         )
         return plain / sum(self.ms)
 
@@ -124,7 +123,9 @@ class _Text:
 class Simulation:
     """One run of a world; ``k`` is a fixed draft length, None the controller."""
 
-    def __init__(self, world: World, *, k: int | None = None, seed: int = 0, **keys: object) -> None:
+    def __init__(
+        self, world: World, *, k: int | None = None, seed: int = 0, **keys: object
+    ) -> None:
         self.world = world
         self.trace = Trace()
         self._seed = seed
@@ -162,9 +163,7 @@ class Simulation:
         self._text.searched = 0
         drafts = self.controller.draft(view, self._drafters)
         by_number = {c.number: d for c, d in zip(view.candidates, drafts, strict=True)}
-        committed = {
-            r.number: _verify(r, by_number.get(r.number, NO_DRAFT)) for r in running
-        }
+        committed = {r.number: _verify(r, by_number.get(r.number, NO_DRAFT)) for r in running}
         drafted = sum(len(d.tokens) for d in drafts)
         attended = view.kv_tokens + sum(
             c.context * len(d.tokens) for c, d in zip(view.candidates, drafts, strict=True)

@@ -18,6 +18,7 @@ from wager.speculation import SpeculationConfig
 if TYPE_CHECKING:
     from wager.engine.llm import LLM
 
+
 @dataclass(frozen=True, slots=True)
 class Telling:
     """What is told beside the answers."""

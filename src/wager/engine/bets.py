@@ -1,4 +1,4 @@
-"""What a step does for speculation: ask the controller before it, tell drafters and controller after.
+"""What a step does for speculation: ask the controller, later tell it and the drafters.
 
 Everything here is work that there would not be without speculation, so its time is taken.
 """
@@ -36,6 +36,7 @@ class Bets:
         self.controller: Controller = self._fresh()
         self._step: StepView | None = None
         self._seconds = 0.0
+        self._settling = 0.0  # what closing the last step took: it belongs to the next one
         self._before = (0.0, 0)
         self._gone: list[int] = []  # ended, the controller not yet told
 
@@ -91,16 +92,26 @@ class Bets:
     def settle(self, works: Items[Work], total: float) -> tuple[float, int]:
         """Close the step that took ``total`` seconds: (seconds of the drafters in it, requests
         that one of them was switched off for)."""
+        started = time.perf_counter()
         if self._step is not None:
-            committed = {w.sequence.number: w.committed for w in works if w.decoding and w.committed}
+            committed = {
+                w.sequence.number: w.committed for w in works if w.decoding and w.committed
+            }
             drafted = sum(len(w.draft.tokens) for w in works)
             self.controller.settle(
-                self._step, StepResult(1e3 * total, 1e3 * self._seconds, drafted, committed)
+                self._step,
+                StepResult(
+                    1e3 * (total + self._settling),
+                    1e3 * (self._seconds + self._settling),
+                    drafted,
+                    committed,
+                ),
             )
             self._step = None
         for number in self._gone:
             self.controller.release(number)
         self._gone.clear()
+        self._settling = time.perf_counter() - started
         seconds, failures = self._before
         return self.drafters.seconds - seconds, self.drafters.failures - failures
 

@@ -76,13 +76,16 @@ class StepCosts:
                     return
                 ms = self.run_step(rows, context)
                 longest = max(longest, ms / 1e3)
-                self.record(rows, context, ms)
+                self._take((rows, _nearest(CONTEXTS, context)), ms)
 
     def record(self, rows: int, kv_tokens: int, ms: float) -> None:
-        """Take in one measured step."""
-        key = (_nearest(ROWS, rows), _nearest(CONTEXTS, kv_tokens))
-        if rows != key[0]:
-            return
+        """Take in one measured step, if it is one of a cell's."""
+        context = _nearest(CONTEXTS, kv_tokens)
+        # What a step between two contexts took would blur what context costs.
+        if rows in ROWS and abs(kv_tokens - context) <= context // 4:
+            self._take((rows, context), ms)
+
+    def _take(self, key: tuple[int, int], ms: float) -> None:
         cell = self.cells.get(key)
         if cell is None:
             self.cells[key] = Cell(ms)

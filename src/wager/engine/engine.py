@@ -1,7 +1,8 @@
 """The step loop.
 
     scheduler.plan -> controller.draft (asks the drafters) -> target.forward -> verify
-    -> truncate what was refused -> drafters observe, the controller settles -> tokens to the streams
+    -> truncate what was refused -> drafters observe -> the controller settles
+    -> tokens to the streams
 
 Knows neither text (the sequence's state does) nor which drafting method it has.
 """
@@ -225,7 +226,9 @@ class Engine:
             draft, failures = bets.settle(works, total)
             self.stats.drafter_failures += failures
         if works:
-            self._record(works, total, forward_ended - forward_started, sampled - forward_ended, draft)
+            self._record(
+                works, total, forward_ended - forward_started, sampled - forward_ended, draft
+            )
         return outputs
 
     # The parts of a step

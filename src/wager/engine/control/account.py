@@ -47,10 +47,11 @@ class LossAccount:
         """Book a step.
 
         ``tokens`` is what each request that sampled committed; ``extra`` the step's time beyond
-        that of a plain step, ``time`` all of it, both in plain steps.
+        that of a plain step, ``time`` all of it, both in plain steps. In a step of prompts alone
+        nobody samples; its time counts all the same.
         """
         if not tokens:
-            self._earn(-extra)
+            self._earn(self.budget * time - extra)
             return
         more = sum(tokens.values()) / len(tokens) - 1.0
         change = more - extra

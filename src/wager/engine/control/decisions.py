@@ -15,6 +15,7 @@ NO_PROPOSAL: Final = "nothing to propose"
 NO_GAIN: Final = "no gain expected"
 ACCOUNT: Final = "the loss account does not cover it"
 WAITING: Final = "waiting after losses"
+RESTING: Final = "looked often enough"
 PLAIN: Final = "a plain step, to know what one takes"
 
 
@@ -44,8 +45,9 @@ class Decision:
         """In a line for people."""
         said = f"step {self.step}: {self.reason}"
         if self.reason == BET:
+            sources = "+".join(sorted(set(self.sources)))
             said = (
-                f"step {self.step}: {sum(self.lengths)} tokens of {'+'.join(sorted(set(self.sources)))} "
+                f"step {self.step}: {sum(self.lengths)} tokens of {sources} "
                 f"for {self.requests} requests; {self.expected:.2f} tokens expected in "
                 f"{self.verify_ms:.1f} ms, a plain step takes {self.plain_ms:.1f} ms"
             )
@@ -54,7 +56,8 @@ class Decision:
 
 @dataclass(slots=True)
 class Decisions:
-    """``reasons`` counts steps by what was decided; ``lengths`` bets by draft length of a request."""
+    """``reasons`` counts steps by what was decided, ``lengths`` drafts by how many tokens of them
+    were verified."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)

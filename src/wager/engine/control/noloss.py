@@ -31,6 +31,12 @@ HOT: Final = 10
 """Steps after a bet in which all requests are looked up."""
 LOOKED_AT: Final = 8
 """Requests that are looked up in an idle step at most."""
+SEARCH: Final = 0.5
+"""Share of the loss budget that idle steps may spend, on average; with less they look seldom."""
+SELDOM: Final = 16
+"""Idle steps, of which at least one looks for drafts."""
+SAVED: Final = 0.1
+"""Plain steps that can be saved up for looking."""
 STREAK: Final = 2
 """Tokens of a shadow that came true, and it is time to ask for a draft again."""
 FIRST_WAIT: Final = 25
@@ -73,6 +79,8 @@ class NoLoss:
         self._wait, self._next_wait = 0, FIRST_WAIT
         self._verify_run = self._plain_left = 0
         self._since_odd = ODD_RARE
+        self._search = SAVED
+        self._unsearched = 0
 
     def rows(self, requests: int) -> int:
         """Somewhat more than the last bets took; none while idle."""
@@ -92,12 +100,15 @@ class NoLoss:
         plain_ms = self.times.plain(step.requests, step.kv_tokens)
         batch = Batch(step.requests, step.kv_tokens, step.prompt_rows, plain_ms)
         self._bet = _Bet(batch)
-        if self._plain_left:
-            self._plain_left -= 1
+        if self._plain_left or not self.times.calibrated(step.requests, step.prompt_rows > 0):
+            self._plain_left = max(self._plain_left - 1, 0)
             self._note(why.PLAIN, step)
             return idle
         if self._wait:
             self._wait -= 1
+        if self._rests():
+            self._note(why.RESTING, step)
+            return idle
         proposals = self._look_up(step, drafters)
         if self._wait:
             self._await(step, proposals)
@@ -113,7 +124,8 @@ class NoLoss:
         for member in with_model(drafters):
             values = [sum(o.survival) for o in offers]
             gain = self._allocate(step, batch, offers, 0.0).gain
-            made, ms = self.passes.propose(step, batch, member, values, self._most, gain)
+            alone = len(drafters.members) == 1
+            made, ms = self.passes.propose(step, batch, member, values, self._most, gain, alone)
             spent += ms
             if made:
                 proposals += made
@@ -158,6 +170,7 @@ class NoLoss:
             self.acceptance.commit(request, tokens)
         bet = self._bet
         if bet is None or not result.committed:
+            self._settle_other(step, result)
             return
         plain = bet.batch.plain_ms
         counts = {r: len(t) for r, t in result.committed.items()}
@@ -166,7 +179,7 @@ class NoLoss:
             self._verify_run = 0
             if not step.prompt_rows:
                 self.times.record_plain(step.requests, step.kv_tokens, took)
-            self.account.settle(counts, result.betting / plain, 1.0)
+            self.account.settle(counts, self._idle(result.betting / plain), 1.0)
             return
         if step.prompt_rows:
             took = expected
@@ -188,9 +201,40 @@ class NoLoss:
 
     # Parts
 
+    @property
+    def _hot(self) -> bool:
+        return self._since_bet <= HOT and not self._wait
+
+    def _rests(self) -> bool:
+        """Whether this step does without looking, having spent what it may on that."""
+        if self._hot or self._search >= 0.0 or self._unsearched >= SELDOM - 1:
+            self._unsearched = 0
+            return False
+        self._unsearched += 1
+        return True
+
+    def _idle(self, spent: float) -> float:
+        """What a plain step is charged for ``spent`` plain steps of looking and upkeep.
+
+        While idle no more than the budget of that step: what upkeep takes is not lost by betting,
+        and must not keep bets from being made for ever.
+        """
+        budget = self.account.budget
+        if self._hot:
+            return spent
+        self._search = min(self._search + SEARCH * budget - spent, SAVED)
+        return min(spent, 0.9 * budget)
+
+    def _settle_other(self, step: StepView, result: StepResult) -> None:
+        """A step in which nobody could have drafted, such as one of prompts alone: the drafters
+        take them in."""
+        if self.times.known and result.total > 0.0:
+            plain = self.times.plain(max(step.requests, 1), step.kv_tokens)
+            self.account.settle({}, result.betting / plain, result.total / plain)
+
     def _look_up(self, step: StepView, drafters: Drafters) -> list[Proposal]:
         """What the drafters have to say that cost no pass of a model."""
-        hot = self._since_bet <= HOT and not self._wait
+        hot = self._hot
         found = []
         for member in without_model(drafters):
             limits = [

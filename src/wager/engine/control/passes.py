@@ -69,11 +69,12 @@ class Passes:
         values: Sequence[float],
         most: int,
         gain: float,
+        alone: bool,
     ) -> tuple[list[Proposal], float]:
         """(drafts, milliseconds they took).
 
         ``values`` are the tokens that the drafts at hand are expected to bring, by candidate;
-        ``gain`` what they bring together.
+        ``gain`` what they bring together. ``alone``: no other method needs the account.
         """
         self._steps += 1
         places = [p for p, c in enumerate(step.candidates) if c.method in ("", member.method)]
@@ -81,7 +82,8 @@ class Passes:
             return [], 0.0
         plan = self._best(step, batch, member, places, values, most)
         if not plan.places or plan.gain <= max(gain, MARGIN):
-            plan = self._probe(step, batch, member, places, most)
+            saved = 0.0 if alone else 0.95 * self._account.cap
+            plan = self._probe(step, batch, member, places, most, saved)
         if not plan.places:
             return [], 0.0
         return self._ask(step, member, plan)
@@ -128,21 +130,15 @@ class Passes:
         member: GuardedDrafter,
         places: Sequence[int],
         most: int,
+        saved: float,
     ) -> _Plan:
         name = member.method
-        if self._steps < self._next_probe.get(name, 0):
-            return _Plan()
-        if self._account.balance < 0.95 * self._account.cap:
+        if self._steps < self._next_probe.get(name, 0) or self._account.balance < saved:
             return _Plan()
         # The one that is least behind costs least.
         place = min(places, key=lambda p: self._behind(step, member, (p,)))
-        k = min(most, PROBE_TOKENS, step.rows)
+        k = self._affordable(step, batch, member, place, min(most, PROBE_TOKENS, step.rows))
         if k < 1:
-            return _Plan()
-        now = self._draft_ms(member, (place,), self._behind(step, member, (place,)), k)
-        risk = (now + self._verify_ms(step, batch, (place,), k)) / batch.plain_ms - 1.0
-        if risk > self._account.room(c.number for c in step.candidates):
-            self._account.cap = max(self._account.cap, 1.25 * risk)
             return _Plan()
         if self._acceptance.observations(member.method) < KNOWN:
             distance = 1
@@ -151,6 +147,21 @@ class Passes:
             self._distance[name] = distance
         self._next_probe[name] = self._steps + distance
         return _Plan((place,), k, probe=True)
+
+    def _affordable(
+        self, step: StepView, batch: Batch, member: GuardedDrafter, place: int, most: int
+    ) -> int:
+        """The longest probe, of at most ``most`` tokens, that the account covers."""
+        room = self._account.room(c.number for c in step.candidates)
+        behind = self._behind(step, member, (place,))
+        risk = 0.0
+        for k in range(most, 0, -1):
+            ms = self._draft_ms(member, (place,), behind, k)
+            risk = (ms + self._verify_ms(step, batch, (place,), k)) / batch.plain_ms - 1.0
+            if risk <= room:
+                return k
+        self._account.cap = max(self._account.cap, 1.25 * risk)
+        return 0
 
     def _ask(
         self, step: StepView, member: GuardedDrafter, plan: _Plan
@@ -201,9 +212,7 @@ class Passes:
         ratio = self._ratios.get(member.method, FIRST_GUESS)
         return ratio * self._shape(len(places), behind, k)
 
-    def _verify_ms(
-        self, step: StepView, batch: Batch, places: Sequence[int], k: int
-    ) -> float:
+    def _verify_ms(self, step: StepView, batch: Batch, places: Sequence[int], k: int) -> float:
         drafted = np.array([float(len(places) * k)])
         attended = np.array([float(sum(k * step.candidates[p].context for p in places))])
         return float(verify_ms(self._times, batch, drafted, attended)[0])

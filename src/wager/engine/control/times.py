@@ -25,6 +25,9 @@ _CLOCK_SHARE: Final = 0.1
 _LEAST_SHARE: Final = 0.02
 _MOST: Final = 0.2
 """A step that took longer than e ** 0.2 times what was expected counts as that."""
+_MOST_AT_FIRST: Final = 0.7
+CALIBRATION: Final = 3
+"""Plain steps of a size after which it is known what one takes."""
 _REFRESH: Final = 256
 
 
@@ -62,6 +65,14 @@ class StepTimes:
         if len(self._rows) > 1:
             self._slope = (self._ms[-1] - self._ms[-2]) / (self._rows[-1] - self._rows[-2])
 
+    def calibrated(self, requests: int, prompts: bool) -> bool:
+        """Whether plain steps of about that many requests were measured. ``prompts``: of any
+        number, since beside prompts none can be."""
+        if prompts:
+            return bool(self._plain)
+        found = self._plain.get(requests.bit_length())
+        return found is not None and found.count >= CALIBRATION
+
     def weights(self, rows: float) -> float:
         """W(rows), uncorrected: the shape of a pass without its context."""
         return float(self._weights(np.array([float(rows)]))[0])
@@ -85,7 +96,9 @@ class StepTimes:
         base += self._attend * attended
         if beside:
             base += self.weights(requests) - self.weights(requests + beside)
-        logs = [_log_of(self._verify, int(r)) for r in (rows[0], rows[-1])]
+        # Until one was measured verify steps are off by as much as plain ones.
+        factors = self._verify or self._plain
+        logs = [_log_of(factors, int(r)) for r in (rows[0], rows[-1])]
         # Between the smallest and the largest step the correction goes evenly.
         span = max(rows[-1] - rows[0], 1.0)
         log = logs[0] + (logs[1] - logs[0]) * (rows - rows[0]) / span
@@ -100,8 +113,10 @@ class StepTimes:
         self._record(self._verify, requests + drafted, math.log(ms / expected))
 
     def _record(self, factors: dict[int, _Factor], rows: int, error: float) -> None:
-        error = min(max(error, -_MOST), _MOST)
-        factors.setdefault(rows.bit_length(), _Factor()).move(error)
+        factor = factors.setdefault(rows.bit_length(), _Factor())
+        most = _MOST if factor.count >= CALIBRATION else _MOST_AT_FIRST
+        error = min(max(error, -most), most)
+        factor.move(error)
         self._clock += _CLOCK_SHARE * error
         self._until_refresh -= 1
         if self._until_refresh <= 0:
