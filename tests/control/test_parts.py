@@ -11,7 +11,7 @@ import pytest
 
 from wager.bench.worlds import H100, TWO_CORES, Device
 from wager.engine.control.acceptance import Acceptance
-from wager.engine.control.account import CAP, CREDIT, LossAccount
+from wager.engine.control.account import CREDIT, ERROR, LossAccount, savings
 from wager.engine.control.allocate import MARGIN, Batch, Offer, allocate
 from wager.engine.control.times import StepTimes
 from wager.engine.costs import CONTEXTS, ROWS, StepCosts
@@ -134,6 +134,7 @@ def test_long_matches_are_better_from_the_start() -> None:
 def test_the_bound_of_the_account(seed: int) -> None:
     """Whatever comes of the bets, as long as none is dearer than it was expected to be."""
     chance, subject = Random(seed), LossAccount(0.005)
+    subject.plain_step(30.0 if seed % 2 else 5.0)
     bad = chance.random()
     worst = run = 0.0
     for _ in range(5000):
@@ -145,20 +146,29 @@ def test_the_bound_of_the_account(seed: int) -> None:
         subject.settle({1: tokens}, time - 1.0, time)
         run = max(run + time - tokens - 0.005 * time, 0.0)
         worst = max(worst, run)
-    assert worst <= CREDIT + CAP + 1e-9
+    assert worst <= CREDIT + subject.cap + 1e-9
     if bad > 0.95:
         assert worst > 0.5  # it is used
 
 
 def test_an_account_by_request_guards_the_one_that_gains_nothing() -> None:
-    together, single = LossAccount(0.0), LossAccount(0.0, by_request=True)
-    for _ in range(10):
-        for account in (together, single):
+    together, single = LossAccount(0.005), LossAccount(0.005, by_request=True)
+    for account in (together, single):
+        account.plain_step(30.0)
+        for _ in range(10):
             account.settle({1: 5, 2: 1}, 0.2, 1.2)
-    assert together.room([1, 2]) == CREDIT + CAP
+    assert together.room([1, 2]) == CREDIT + together.cap
     assert single.room([1, 2]) < 0 < single.room([1])
     single.release(2)
     assert single.room([2]) == CREDIT
+
+
+def test_a_window_may_lose_twice_the_budget() -> None:
+    """Of 400 steps, or of 8 seconds where steps are short."""
+    for ms, steps in ((300.0, 400), (20.0, 400), (5.0, 1600)):
+        saved = savings(0.005, ms)
+        assert 0.005 * steps + saved + CREDIT + ERROR == pytest.approx(0.01 * steps)
+    assert savings(0.0, 5.0) == 0.0
 
 
 def test_searching_is_charged_to_plain_steps() -> None:

@@ -43,14 +43,14 @@ def clock_drop(device: Device):  # type: ignore[no-untyped-def]
     return lambda at: slow if (at // 700) % 2 else device
 
 
-def world(name: str, device: Device, clients: int = 1, factor: float = 1.0, **more) -> World:  # type: ignore[no-untyped-def]
+def world(name: str, device: Device, clients=1, factor: float = 1.0, **more) -> World:  # type: ignore[no-untyped-def]
     """``factor``: how much longer verify rows take than the controller is told."""
     true = device
     if factor != 1.0:
         first = device.rows[1]
         rows = {r: first + (ms - first) * factor for r, ms in device.rows.items()}
         true = Device(device.name, rows, device.read, device.attend * factor)
-    more.setdefault("clients", lambda at: clients)
+    more["clients"] = clients if callable(clients) else lambda at: clients
     more.setdefault("true", lambda at: true)
     return World(name=name, told=device, rule=RULES[name], **more)
 

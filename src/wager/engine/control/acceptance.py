@@ -61,6 +61,11 @@ class _Counts:
         if self._parent is not None:
             self._parent.add(position, right)
 
+    @property
+    def seen(self) -> float:
+        """Drafts that were scored, discounted."""
+        return self._right[0] + self._wrong[0]
+
     def estimates(self) -> tuple[list[float], list[float]]:
         """(chance, observations behind it) by position; may be a few observations old."""
         if not self._chances or self._age >= 4:
@@ -125,14 +130,12 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._requests: dict[int, _Request] = {}
-        self._roots: dict[str, _Counts] = {}
         self._matches: dict[tuple[str, int], _Counts] = {}
         self._keys: dict[_Key, _Counts] = {}
 
     def observations(self, source: str) -> float:
         """Drafts of a source that were scored, discounted."""
-        root = self._roots.get(source)
-        return 0.0 if root is None else root.estimates()[1][0] - _GUESS_WEIGHT
+        return sum(c.seen for (name, _), c in self._matches.items() if name == source)
 
     def survival(
         self, request: int, source: str, match: int, length: int, caution: float
@@ -206,12 +209,9 @@ class Acceptance:
         key = (source, bucket, last)
         counts = self._keys.get(key)
         if counts is None:
-            root = self._roots.get(source)
-            if root is None:
-                root = self._roots[source] = _Counts(None, _FIRST_GUESS[bucket])
             by_match = self._matches.get((source, bucket))
             if by_match is None:
-                by_match = self._matches[source, bucket] = _Counts(root, _FIRST_GUESS[bucket])
+                by_match = self._matches[source, bucket] = _Counts(None, _FIRST_GUESS[bucket])
             counts = self._keys[key] = _Counts(by_match, _FIRST_GUESS[bucket])
         return counts
 

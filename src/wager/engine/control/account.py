@@ -8,7 +8,8 @@ the budget (a conservative bandit: Wu, Shariff, Lattimore and Szepesvari, "Conse
 2016).
 
 Over every window of steps the loss is at most budget * time + credit + the cap + the error of the
-costs of one step, all in plain steps.
+costs of one step, all in plain steps. The cap is such that over a window of 8 seconds or 400 plain
+steps, whichever is longer, that is twice the budget.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+WINDOW_MS: Final = 8000.0
+WINDOW_STEPS: Final = 400
 CREDIT: Final = 0.75
-"""How far below zero the balance may fall. With CAP, a budget of 0.5 % and a quarter of a step for
-the error of the costs, a window of 400 plain steps loses at most 1 %."""
-CAP: Final = 1.0
-"""How much can be saved up: what is earned beyond it is kept by the user."""
+"""How far below zero the balance may fall, in plain steps."""
+ERROR: Final = 0.25
+"""What the costs of one step may be wrong by, in plain steps."""
+
+
+def savings(budget: float, plain_ms: float) -> float:
+    """How much may be saved up where a plain step takes so long; what is earned beyond it is kept
+    by the user."""
+    return max(budget * max(WINDOW_STEPS, WINDOW_MS / plain_ms) - CREDIT - ERROR, 0.0)
 
 
 class LossAccount:
@@ -28,13 +36,19 @@ class LossAccount:
 
     def __init__(self, budget: float, by_request: bool = False) -> None:
         self.budget = budget
-        self.cap = CAP
+        self.cap = 0.0
+        self.reserve = 0.0
+        """What a bet that comes in one large piece has to be saved up for; the cap is no lower."""
         self.by_request = by_request
         self.balance = 0.0
         self.lost = 0.0
         """Plain steps that bets cost beyond what they brought, of the steps that lost."""
         self.gained = 0.0
         self._own: dict[int, float] = {}
+
+    def plain_step(self, ms: float) -> None:
+        """From now on a plain step takes so many milliseconds."""
+        self.cap = max(savings(self.budget, ms), self.reserve)
 
     def room(self, requests: Iterable[int]) -> float:
         """Plain steps that a bet may lose now."""

@@ -14,7 +14,6 @@ NO_TIMES: Final = "no step times are known"
 NO_PROPOSAL: Final = "nothing to propose"
 NO_GAIN: Final = "no gain expected"
 ACCOUNT: Final = "the loss account does not cover it"
-WAITING: Final = "waiting after losses"
 RESTING: Final = "looked often enough"
 PLAIN: Final = "a plain step, to know what one takes"
 

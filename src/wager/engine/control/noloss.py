@@ -28,7 +28,9 @@ from wager.types import NO_DRAFT, Draft
 CAUTION: Final = 1.0
 """Standard errors that the chances of a draft are put lower, since they are estimates."""
 HOT: Final = 10
-"""Steps after a bet in which all requests are looked up."""
+"""Steps after a bet in which all requests are looked up, fewer where looking is dear."""
+HOT_COST: Final = 0.25
+"""Plain steps that looking may take in those of them that bring no bet."""
 LOOKED_AT: Final = 8
 """Requests that are looked up in an idle step at most."""
 SEARCH: Final = 0.5
@@ -39,8 +41,6 @@ SAVED: Final = 0.1
 """Plain steps that can be saved up for looking."""
 STREAK: Final = 2
 """Tokens of a shadow that came true, and it is time to ask for a draft again."""
-FIRST_WAIT: Final = 25
-LONGEST_WAIT: Final = 800
 VERIFY_RUN: Final = 800
 """Verify steps in a row, until plain ones tell again what plain decoding takes."""
 PLAIN_RUN: Final = 4
@@ -55,6 +55,8 @@ class _Bet:
 
     batch: Batch
     allocation: Allocation = field(default_factory=Allocation)
+    model_ms: float = 0.0
+    """What passes of drafters took."""
 
 
 class NoLoss:
@@ -76,15 +78,17 @@ class NoLoss:
         self._steps = 0
         self._since_bet = HOT
         self._rows_per_request = 0.0
-        self._wait, self._next_wait = 0, FIRST_WAIT
         self._verify_run = self._plain_left = 0
         self._since_odd = ODD_RARE
         self._search = SAVED
         self._unsearched = 0
+        self._looking = 0.0  # plain steps that a look for all of them takes
 
     def rows(self, requests: int) -> int:
         """Somewhat more than the last bets took; none while idle."""
-        return 0 if self._since_bet >= HOT else int(1.5 * self._rows_per_request * requests) + 1
+        if self._since_bet >= self._tail:
+            return 0
+        return int(1.5 * self._rows_per_request * requests) + 1
 
     def draft(self, step: StepView, drafters: Drafters) -> list[Draft]:
         """See `Controller`."""
@@ -98,22 +102,19 @@ class NoLoss:
             self._note(why.NO_TIMES, step)
             return idle
         plain_ms = self.times.plain(step.requests, step.kv_tokens)
+        self.account.plain_step(plain_ms)
         batch = Batch(step.requests, step.kv_tokens, step.prompt_rows, plain_ms)
         self._bet = _Bet(batch)
+        if self.times.doubtful and not self._plain_left:
+            self._plain_left = PLAIN_RUN
         if self._plain_left or not self.times.calibrated(step.requests, step.prompt_rows > 0):
             self._plain_left = max(self._plain_left - 1, 0)
             self._note(why.PLAIN, step)
             return idle
-        if self._wait:
-            self._wait -= 1
         if self._rests():
             self._note(why.RESTING, step)
             return idle
         proposals = self._look_up(step, drafters)
-        if self._wait:
-            self._await(step, proposals)
-            self._note(why.WAITING, step, len(proposals))
-            return idle
         return self._decide(step, batch, drafters, proposals)
 
     def _decide(
@@ -142,15 +143,16 @@ class NoLoss:
                 admitted[place] = offer.proposal.draft.cut(length)
                 offer.proposal.verified = length
         self._await(step, proposals)
-        self._bet = _Bet(batch, chosen)
+        self._bet = _Bet(batch, chosen, spent)
         reason = why.BET
         if chosen.rows:
             self._since_bet = 0
             share = chosen.rows / batch.requests
             self._rows_per_request += 0.2 * (share - self._rows_per_request)
         elif chosen.wanted:
+            # Looking for all must not go on where nothing can be bet.
             reason = why.ACCOUNT
-            self._trip()
+            self._since_bet = HOT
         else:
             reason = why.NO_GAIN if proposals else why.NO_PROPOSAL
         self._note(reason, step, len(proposals), admitted)
@@ -173,6 +175,9 @@ class NoLoss:
             self._settle_other(step, result)
             return
         plain = bet.batch.plain_ms
+        if self._hot:
+            took = (result.betting - bet.model_ms) / plain
+            self._looking += 0.2 * (took - self._looking)
         counts = {r: len(t) for r, t in result.committed.items()}
         expected, took = bet.allocation.verify_ms, result.total - result.betting
         if not bet.allocation.rows:
@@ -191,8 +196,6 @@ class NoLoss:
             self._verify_run, self._plain_left = 0, PLAIN_RUN
         time = (took + result.betting) / plain
         self.account.settle(counts, time - 1.0, time)
-        if self.account.balance > 0.5 * self.account.cap:
-            self._next_wait = FIRST_WAIT
 
     def release(self, request: int) -> None:
         """See `Controller`."""
@@ -202,8 +205,12 @@ class NoLoss:
     # Parts
 
     @property
+    def _tail(self) -> int:
+        return HOT if HOT * self._looking <= HOT_COST else max(int(HOT_COST / self._looking), 1)
+
+    @property
     def _hot(self) -> bool:
-        return self._since_bet <= HOT and not self._wait
+        return self._since_bet <= self._tail
 
     def _rests(self) -> bool:
         """Whether this step does without looking, having spent what it may on that."""
@@ -234,7 +241,8 @@ class NoLoss:
 
     def _look_up(self, step: StepView, drafters: Drafters) -> list[Proposal]:
         """What the drafters have to say that cost no pass of a model."""
-        hot = self._hot
+        room = self.account.room(c.number for c in step.candidates)
+        hot = self._hot and self._looking <= room
         found = []
         for member in without_model(drafters):
             limits = [
@@ -283,12 +291,6 @@ class NoLoss:
             request = step.candidates[one.place].number
             if one.verified or self.acceptance.awaits(request, one.method) is None:
                 self.acceptance.propose(request, one.method, one.draft, one.verified)
-
-    def _trip(self) -> None:
-        """A bet was wanted that the account does not cover: after losses, wait longer each time."""
-        if self.account.balance < 0.0:
-            self._wait = self._next_wait
-            self._next_wait = min(2 * self._next_wait, LONGEST_WAIT)
 
     def _charged(self, took: float, expected: float) -> float:
         """What a verify step is charged: a single one that took oddly long is the machine's."""

@@ -118,7 +118,7 @@ class Passes:
             risk = (verify + now) / batch.plain_ms - 1.0
             if risk > room:
                 # To be saved up for: a drafter with a model earns and costs in larger pieces.
-                self._account.cap = max(self._account.cap, 1.25 * risk)
+                self._account.reserve = max(self._account.reserve, 1.25 * risk)
                 continue
             best = _Plan(asked, k, gain)
         return best
@@ -160,7 +160,7 @@ class Passes:
             risk = (ms + self._verify_ms(step, batch, (place,), k)) / batch.plain_ms - 1.0
             if risk <= room:
                 return k
-        self._account.cap = max(self._account.cap, 1.25 * risk)
+        self._account.reserve = max(self._account.reserve, 1.25 * risk)
         return 0
 
     def _ask(

@@ -4,14 +4,16 @@ The shape is that of the engine's cost table, which one request measured:
 
     ms = W(rows) + read * (KV tokens) + attend * (sum over rows of their context)
 
-Real steps correct it by factors: one for all, which follows the machine's clock within a few steps,
-and slower ones for plain and for verify steps by their size. Plain and verify steps have factors of
-their own because what is compared are the two, and an error of one would be a loss.
+Real steps correct it by factors: one for all, which follows the machine's clock as plain steps show
+it, and slower ones for plain and for verify steps by their size. What is compared are the two, and
+an error of one would be a loss; so what a plain step takes is told by plain steps alone. Where
+verify steps turn out otherwise than expected, it is time for some (`doubtful`).
 """
 
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -22,12 +24,16 @@ from wager.engine.costs import CONTEXTS, StepCosts
 F64: TypeAlias = NDArray[np.float64]
 
 _CLOCK_SHARE: Final = 0.1
-_LEAST_SHARE: Final = 0.02
+_PLAIN_SHARE: Final = 0.02
+_VERIFY_SHARE: Final = 0.05
 _MOST: Final = 0.2
 """A step that took longer than e ** 0.2 times what was expected counts as that."""
-_MOST_AT_FIRST: Final = 0.7
 CALIBRATION: Final = 3
-"""Plain steps of a size after which it is known what one takes."""
+"""Plain steps of a size after which it is known what one takes; until then their median counts."""
+_DOUBT_SHARE: Final = 0.1
+_DOUBT: Final = 0.06
+_LEAST_RUN: Final = 25
+"""Verify steps until what they took may ask for plain ones."""
 _REFRESH: Final = 256
 
 
@@ -40,6 +46,8 @@ class StepTimes:
         self._plain: dict[int, _Factor] = {}
         self._verify: dict[int, _Factor] = {}
         self._until_refresh = 0
+        self._doubt = 0.0
+        self._verified = 0
         self._rows: F64 = np.empty(0)
         self._ms: F64 = np.empty(0)
         self._slope = self._read = self._attend = 0.0
@@ -72,6 +80,12 @@ class StepTimes:
             return bool(self._plain)
         found = self._plain.get(requests.bit_length())
         return found is not None and found.count >= CALIBRATION
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether verify steps took so much more, or less, than expected that plain ones may do so
+        too."""
+        return self._verified >= _LEAST_RUN and abs(self._doubt) > _DOUBT
 
     def weights(self, rows: float) -> float:
         """W(rows), uncorrected: the shape of a pass without its context."""
@@ -106,18 +120,25 @@ class StepTimes:
 
     def record_plain(self, requests: int, kv_tokens: int, ms: float) -> None:
         """Take in a measured plain step, without what drafting took of it."""
-        self._record(self._plain, requests, math.log(ms / self.plain(requests, kv_tokens)))
+        factor = _factor(self._plain, requests)
+        error = math.log(ms / self.plain(requests, kv_tokens))
+        if factor.count >= CALIBRATION:
+            self._clock += _CLOCK_SHARE * min(max(error, -_MOST), _MOST)
+        factor.move(error, _PLAIN_SHARE)
+        self._doubt, self._verified = 0.0, 0
+        self._recorded()
 
     def record_verify(self, requests: int, expected: float, drafted: int, ms: float) -> None:
         """Take in a measured verify step, without what drafting took of it."""
-        self._record(self._verify, requests + drafted, math.log(ms / expected))
+        factor = _factor(self._verify, requests + drafted)
+        error = math.log(ms / expected)
+        if factor.count >= CALIBRATION:
+            self._doubt += _DOUBT_SHARE * (error - self._doubt)
+            self._verified += 1
+        factor.move(error, _VERIFY_SHARE)
+        self._recorded()
 
-    def _record(self, factors: dict[int, _Factor], rows: int, error: float) -> None:
-        factor = factors.setdefault(rows.bit_length(), _Factor())
-        most = _MOST if factor.count >= CALIBRATION else _MOST_AT_FIRST
-        error = min(max(error, -most), most)
-        factor.move(error)
-        self._clock += _CLOCK_SHARE * error
+    def _recorded(self) -> None:
         self._until_refresh -= 1
         if self._until_refresh <= 0:
             self.refresh()
@@ -129,15 +150,31 @@ class StepTimes:
 
 
 class _Factor:
-    __slots__ = ("count", "log")
+    """The logarithm of how much longer steps take than the table says."""
 
-    def __init__(self) -> None:
-        self.log = 0.0
+    __slots__ = ("_first", "count", "log")
+
+    def __init__(self, log: float) -> None:
+        self.log = log
         self.count = 0
+        self._first: list[float] = []
 
-    def move(self, error: float) -> None:
+    def move(self, error: float, share: float) -> None:
+        """``error``: of the time that was expected with this factor."""
         self.count += 1
-        self.log += max(1.0 / (1 + self.count), _LEAST_SHARE) * error
+        if self.count <= CALIBRATION:
+            self._first.append(self.log + error)
+            self.log = median(self._first)
+        else:
+            self.log += max(1.0 / (1 + self.count), share) * min(max(error, -_MOST), _MOST)
+
+
+def _factor(factors: dict[int, _Factor], rows: int) -> _Factor:
+    """That of a size; a new one starts where its neighbour is, as `_log_of` has it."""
+    size = rows.bit_length()
+    if size not in factors:
+        factors[size] = _Factor(_log_of(factors, rows))
+    return factors[size]
 
 
 def _log_of(factors: dict[int, _Factor], rows: int) -> float:
