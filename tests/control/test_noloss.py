@@ -25,7 +25,7 @@ def bound(world: World, budget: float = BUDGET) -> float:
 @pytest.mark.parametrize("name", RULES)
 def test_no_window_loses_more_than_the_bound(name: str, device: Device, clients: int) -> None:
     here = world(name, device, clients, search_ms=0.0002 * device.rows[1])
-    trace = Simulation(here).run(STEPS if clients < 64 else 800)
+    trace = Simulation(here).run(STEPS if clients < 64 else 400)
     assert trace.worst_window(BUDGET) <= bound(here)
     assert trace.speed_up >= 1 - BUDGET - bound(here) / len(trace.ms)
 
