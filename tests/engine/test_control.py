@@ -13,6 +13,7 @@ from tests.recipes import ngram, prompts, recipe, run_all
 from wager import LLM, SamplingParams
 from wager.engine.control.base import StepResult, StepView
 from wager.engine.control.noloss import NoLoss
+from wager.engine.control.times import StepTimes
 from wager.engine.costs import CONTEXTS, ROWS, Cell, StepCosts
 from wager.errors import RequestError
 from wager.speculation import SpeculationConfig
@@ -36,7 +37,7 @@ class Cheap(NoLoss):
     def __init__(self, config: SpeculationConfig) -> None:
         costs = StepCosts(lambda rows, context: 0.0)
         costs.cells = {(r, c): Cell(milliseconds(r)) for r in ROWS for c in CONTEXTS}
-        super().__init__(config, costs, clock=lambda: 0.0)
+        super().__init__(config, StepTimes(costs), clock=lambda: 0.0)
 
     def settle(self, step: StepView, result: StepResult) -> None:
         ms = milliseconds(step.requests + result.drafted)

@@ -15,6 +15,7 @@ from wager.bench.worlds import Device, Rule, World
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
 from wager.engine.control.base import Candidate, Controller, FixedLength, StepResult, StepView
 from wager.engine.control.noloss import NoLoss
+from wager.engine.control.times import StepTimes
 from wager.engine.costs import CONTEXTS, ROWS, StepCosts
 from wager.engine.drafting import Drafters, GuardedDrafter
 from wager.speculation import SpeculationConfig
@@ -141,7 +142,7 @@ class Simulation:
             config = SpeculationConfig.parse({"method": "ngram", **keys})
             if config is None:
                 raise AssertionError("there is a config")
-            self.controller = NoLoss(config, _costs(world.told))
+            self.controller = NoLoss(config, StepTimes(_costs(world.told)))
 
     def run(self, steps: int) -> Trace:
         """So many steps more."""

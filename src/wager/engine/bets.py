@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from wager.drafters.base import DraftQuery
 from wager.engine.control.base import Candidate, Controller, FixedLength, StepResult, StepView
 from wager.engine.control.noloss import NoLoss
-from wager.engine.costs import StepCosts
+from wager.engine.control.times import StepTimes
 from wager.engine.drafting import Drafters
 from wager.engine.request import Sequence
 from wager.engine.scheduler import Scheduler, Work
@@ -27,12 +27,12 @@ class Bets:
         config: SpeculationConfig,
         drafters: Drafters,
         scheduler: Scheduler,
-        costs: StepCosts,
+        times: StepTimes,
     ) -> None:
         self.config = config
         self.drafters = drafters
         self._scheduler = scheduler
-        self._costs = costs
+        self._times = times
         self.controller: Controller = self._fresh()
         self._step: StepView | None = None
         self._seconds = 0.0
@@ -42,7 +42,7 @@ class Bets:
 
     def _fresh(self) -> Controller:
         if self.config.controller == "on":
-            return NoLoss(self.config, self._costs)
+            return NoLoss(self.config, self._times)
         evenly = self.drafters.needs_blocks or self.config.verify != "match"
         return FixedLength(self.config.num_speculative_tokens, evenly)
 

@@ -20,7 +20,6 @@ from wager.engine.control.allocate import Allocation, Batch, Offer, Proposal, al
 from wager.engine.control.base import Candidate, StepResult, StepView, ask
 from wager.engine.control.passes import Passes, with_model, without_model
 from wager.engine.control.times import StepTimes
-from wager.engine.costs import StepCosts
 from wager.engine.drafting import Drafters
 from wager.speculation import SpeculationConfig
 from wager.types import NO_DRAFT, Draft
@@ -65,11 +64,11 @@ class NoLoss:
     def __init__(
         self,
         config: SpeculationConfig,
-        costs: StepCosts,
+        times: StepTimes,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._most = config.num_speculative_tokens
-        self.times = StepTimes(costs)
+        self.times = times
         self.account = LossAccount(config.loss_budget, config.objective == "latency")
         self.acceptance = Acceptance()
         self.decisions = why.Decisions()
