@@ -67,7 +67,7 @@ class Engine:
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens)
         self.stats = EngineStats()
         self.costs = StepCosts(self._measured_step)
-        self._times = StepTimes(self.costs)
+        self.times = StepTimes(self.costs)
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
         self._ended: list[Sequence] = []  # aborted, not yet reported
@@ -119,7 +119,7 @@ class Engine:
         self._verify: Rule = verify
         if speculation is not None and drafters is not None:
             self._verify = rule(speculation.verify, speculation.block_verification)
-            self.bets = Bets(speculation, drafters, self.scheduler, self._times)
+            self.bets = Bets(speculation, drafters, self.scheduler, self.times)
 
     def _drafters_of(
         self, speculation: SpeculationConfig, reserve: Callable[[int], None]
