@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from benchmarks.no_loss import ARMS, CELLS, CONTROLLED, FIXED, IDLE, PLAIN
 
 from benchmarks import no_loss
-from benchmarks.no_loss import ARMS, CELLS, CONTROLLED, FIXED, IDLE, PLAIN
 
 
 def result(controlled: float, fixed: float, seed: int = 0, changed: int = 0) -> no_loss.Result:
