@@ -22,9 +22,11 @@ LOSS_BUDGET: Final = 0.005
 
 Objective: TypeAlias = Literal["throughput", "latency"]
 
+AUTO: Final = "auto"
+AUTO_METHODS: Final = ("suffix", "ngram")
+"""What the method ``auto`` stands for: those that need no model."""
+
 _K: Final = "num_speculative_tokens"
-_AUTO: Final = "auto"
-_AUTO_METHODS: Final = ("suffix", "ngram")
 _AUTO_KEYS: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 _OWN_KEYS: Final = (
     "method",
@@ -98,9 +100,9 @@ class SpeculationConfig:
 
     @classmethod
     def _from_mapping(cls, raw: dict[str, Any]) -> SpeculationConfig:
-        if raw.get("method") == _AUTO:
+        if raw.get("method") == AUTO:
             # Short matches too: the controller weighs them by what they brought so far.
-            raw = {**_AUTO_KEYS, **raw, "method": list(_AUTO_METHODS)}
+            raw = {**_AUTO_KEYS, **raw, "method": list(AUTO_METHODS)}
         names = _names(raw.pop("method", None))
         classes = {name: drafter_class(name) for name in names}
         control = _control(raw)
@@ -179,7 +181,9 @@ def _control(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(mode, bool):
         mode = "on" if mode else "off"
     choice("controller", mode, ("on", "off"))
-    found = {key: raw.pop(key) for key in ("loss_budget", "objective") if key in raw}
+    found: dict[str, Any] = {
+        key: raw.pop(key) for key in ("loss_budget", "objective") if key in raw
+    }
     if found and mode == "off":
         raise ConfigError(
             f'{next(iter(found))}: is for "controller": "on", and it is off; leave one of them out'
