@@ -99,6 +99,13 @@ class SpeculationConfig:
         return cls._from_mapping({"method": method, _K: k, "controller": "off", **options})
 
     @classmethod
+    def measured(cls, value: Mapping[str, Any]) -> SpeculationConfig | None:
+        """What an arm of a measurement means: one that names a length drafts just that, as on every
+        other engine, unless it says otherwise. Raises ConfigError."""
+        fixed = {"controller": "off"} if _K in value else {}
+        return cls.parse({**fixed, **value})
+
+    @classmethod
     def _from_mapping(cls, raw: dict[str, Any]) -> SpeculationConfig:
         if raw.get("method") == AUTO:
             # Short matches too: the controller weighs them by what they brought so far.

@@ -70,8 +70,8 @@ class Passes:
         most: int,
         gain: float,
         alone: bool,
-    ) -> tuple[list[Proposal], float]:
-        """(drafts, milliseconds they took).
+    ) -> tuple[list[Proposal], float, float]:
+        """(drafts, milliseconds they took, milliseconds they were expected to take).
 
         ``values`` are the tokens that the drafts at hand are expected to bring, by candidate;
         ``gain`` what they bring together. ``alone``: no other method needs the account.
@@ -79,13 +79,13 @@ class Passes:
         self._steps += 1
         places = [p for p, c in enumerate(step.candidates) if c.method in ("", member.method)]
         if not places:
-            return [], 0.0
+            return [], 0.0, 0.0
         plan = self._best(step, batch, member, places, values, most)
         if not plan.places or plan.gain <= max(gain, MARGIN):
             saved = 0.0 if alone else 0.95 * self._account.cap
             plan = self._probe(step, batch, member, places, most, saved)
         if not plan.places:
-            return [], 0.0
+            return [], 0.0, 0.0
         return self._ask(step, member, plan)
 
     def _best(
@@ -165,8 +165,9 @@ class Passes:
 
     def _ask(
         self, step: StepView, member: GuardedDrafter, plan: _Plan
-    ) -> tuple[list[Proposal], float]:
+    ) -> tuple[list[Proposal], float, float]:
         behind = self._behind(step, member, plan.places)
+        expected = self._draft_ms(member, plan.places, behind, plan.tokens)
         limits = [0] * len(step.candidates)
         for place in plan.places:
             limits[place] = min(plan.tokens, step.candidates[place].limit)
@@ -179,11 +180,11 @@ class Passes:
         share = 1.0 if known is None else 0.1
         self._ratios[member.method] = (known or 0.0) * (1.0 - share) + share * ms / shape
         found = [
-            Proposal(p, member.method, d, probe=plan.probe)
+            Proposal(p, member.method, d, limits[p], probe=plan.probe)
             for p, d in enumerate(drafts)
             if d.tokens
         ]
-        return found, ms
+        return found, ms, expected
 
     def _survival(self, candidate: Candidate, member: GuardedDrafter, most: int) -> list[float]:
         return self._acceptance.survival(

@@ -15,6 +15,7 @@ from wager.external.dialects.base import Reading, Written
 from wager.external.dialects.options import TITLES, is_gguf, is_hub_id
 from wager.external.dialects.programs import PROGRAMS, naming
 from wager.external.translate.split import Role
+from wager.speculation import SpeculationConfig
 
 _SERVERS: Final = ("vllm", "llamacpp", "sglang")
 _LLAMA_PORT: Final = "8080"
@@ -85,6 +86,7 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
     if engine == "ollama":
         return _ollama(reading, target, written, version, notes)
     if engine == "own":
+        notes = (*notes, *_in_measurements(written))
         return Form(engine, version, _own(reading, target, written), notes=notes)
     rest = reading.rest if same else _address(reading)
     if engine == "llamacpp":
@@ -104,6 +106,14 @@ def _own(reading: Reading, target: str, written: Written) -> tuple[str, ...]:
     verbs = ("run", "bench") if written.arguments else ("run",)
     lines = [shlex.join(["wager", verb, target, *written.arguments]) for verb in verbs]
     return (*lines, *_elsewhere(reading, ("serve",)))
+
+
+def _in_measurements(written: Written) -> tuple[str, ...]:
+    """What the config means in `wager bench`, where that is something else than in `wager run`."""
+    config = json.loads(written.arguments[1]) if written.arguments else {}
+    if not config or SpeculationConfig.measured(config) == SpeculationConfig.parse(config):
+        return ()
+    return ("to wager bench a length that is given is a fixed one: there the controller is off",)
 
 
 def _elsewhere(reading: Reading, verbs: Sequence[str]) -> tuple[str, ...]:
