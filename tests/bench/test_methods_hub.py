@@ -161,4 +161,6 @@ def test_a_hub_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     point_library_at(monkeypatch, endpoint, tmp_path / "cache")
     found = find(str(target))
     assert any("the hub gave no answer" in note for note in found.notes)
-    assert {way.unread for way in found.ways if way.drafter} == {"not looked up"}
+    # The target's own weights, rounded, are here and need no look.
+    others = [way for way in found.ways if way.drafter not in (None, "self")]
+    assert {way.unread for way in others} == {"not looked up"}

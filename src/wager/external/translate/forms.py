@@ -72,7 +72,7 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
     version = dialect(engine).VERSION
     try:
         speculation, notes = _names(reading, engine)
-        written = dialect(engine).write(speculation)
+        written = _written(reading, speculation, engine)
     except ConfigError as error:
         elsewhere = _elsewhere(reading, ("bench", "serve")) if engine == "own" else ()
         return Form(engine, version, elsewhere, error=str(error))
@@ -93,6 +93,16 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
         rest = _with_port(rest)
     words = (*PROGRAMS[engine], *_where(engine, "server", target), *rest, *written.arguments)
     return Form(engine, version, (shlex.join(words),), notes=notes)
+
+
+def _written(reading: Reading, speculation: Speculation | None, engine: str) -> Written:
+    """In an engine's dialect. A line of wager's for another engine has that engine's keys, which
+    stay as they are. Raises ConfigError where the engine cannot take it."""
+    other = _given(reading, "--engine")[1:] if engine == reading.engine == "own" else ()
+    if speculation is None or not other or other[0] not in _SERVERS:
+        return dialect(engine).write(speculation)
+    dialect(other[0]).write(speculation)
+    return Written(("-sc", json.dumps(speculation.config(), separators=(",", ":"))))
 
 
 def _needs_modelfile(reading: Reading) -> bool:
