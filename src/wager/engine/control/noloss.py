@@ -37,7 +37,7 @@ SEARCH: Final = 0.5
 SELDOM: Final = 16
 """Idle steps, of which at least one looks for drafts."""
 SAVED: Final = 0.1
-"""Plain steps that can be saved up for looking."""
+"""Plain steps that can be saved up for looking, or owed for it."""
 STREAK: Final = 2
 """Tokens of a shadow that came true, and it is time to ask for a draft again."""
 VERIFY_RUN: Final = 800
@@ -232,7 +232,8 @@ class NoLoss:
         budget = self.account.budget
         if self._hot:
             return spent
-        self._search = min(self._search + SEARCH * budget - spent, SAVED)
+        # As a debt too: a pause of the machine is not what looking takes.
+        self._search = min(max(self._search + SEARCH * budget - spent, -SAVED), SAVED)
         return min(spent, 0.9 * budget)
 
     def _settle_other(self, step: StepView, result: StepResult) -> None:
