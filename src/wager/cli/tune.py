@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -72,7 +73,8 @@ def tune(
     """Find out which method and draft length pay here, by a few real runs."""
     given = {**locals(), **dict.fromkeys(_NOT_HERE)}
     if simulate is not None:
-        tune_simulate.simulate(given)
+        known = {name: one.default for name, one in signature(tune).parameters.items()}
+        tune_simulate.simulate(given, known)
         return
     for name in ("acceptance", "coverage"):
         if given[name] is not None:
