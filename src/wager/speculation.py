@@ -90,7 +90,7 @@ class SpeculationConfig:
                 raise ConfigError(f"speculative-config: not valid JSON: {error}") from error
         if not isinstance(value, Mapping):
             raise ConfigError(f"speculative-config: must be a JSON object, e.g. {_EXAMPLE}")
-        return cls._from_mapping({str(k).replace("-", "_"): v for k, v in value.items()})
+        return cls._from_mapping(_spelled(value))
 
     @classmethod
     def of(cls, method: str, k: int, **options: Any) -> SpeculationConfig:
@@ -99,11 +99,11 @@ class SpeculationConfig:
         return cls._from_mapping({"method": method, _K: k, "controller": "off", **options})
 
     @classmethod
-    def measured(cls, value: Mapping[str, Any]) -> SpeculationConfig | None:
+    def measured(cls, value: Mapping[str, Any]) -> SpeculationConfig:
         """What an arm of a measurement means: one that names a length drafts just that, as on every
         other engine, unless it says otherwise. Raises ConfigError."""
-        fixed = {"controller": "off"} if _K in value else {}
-        return cls.parse({**fixed, **value})
+        given = _spelled(value)
+        return cls._from_mapping({"controller": "off", **given} if _K in given else given)
 
     @classmethod
     def _from_mapping(cls, raw: dict[str, Any]) -> SpeculationConfig:
@@ -166,6 +166,11 @@ class SpeculationConfig:
         if self.verify == "rejection":
             said.append("block verification" if self.block_verification else "rejection sampling")
         return ", ".join(part for part in said if part)
+
+
+def _spelled(value: Mapping[Any, Any]) -> dict[str, Any]:
+    """With underscores, as the keys are known here."""
+    return {str(key).replace("-", "_"): one for key, one in value.items()}
 
 
 def _names(method: object) -> tuple[str, ...]:

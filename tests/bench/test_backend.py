@@ -205,7 +205,7 @@ def test_an_arm_that_names_a_length_is_not_controlled() -> None:
     said = "only where it pays"
     for arm, controlled in {
         "ngram:k=8": False, "suffix+ngram:k=8": False, "auto:k=4": False, "ngram": True,
-        "auto": True, "ngram:k=8,controller=on": True,
+        "auto": True, "ngram:k=8,controller=on": True, "ngram:num-speculative-tokens=8": False,
     }.items():  # fmt: skip
         (parsed,) = parse_arms(arm)
         assert (said in check_arm(parsed)) == controlled, arm

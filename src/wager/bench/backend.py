@@ -218,7 +218,7 @@ def _config(arm: Arm) -> SpeculationConfig | None:
     if arm.speculation is None:
         return None
     config = SpeculationConfig.measured(arm.speculation.config())
-    if config is not None and _memories(config):
+    if _memories(config):
         # One that grew would hold the answers to the prompts that come again in the next round.
         config = SpeculationConfig.parse({**config.values(), memory_options.READ_ONLY: True})
     return config

@@ -102,7 +102,7 @@ def settings(arm: Arm, engine: str = "own") -> Settings:
     return Settings(_own(arm.speculation))
 
 
-def _own(speculation: Speculation) -> SpeculationConfig | None:
+def _own(speculation: Speculation) -> SpeculationConfig:
     for method in AUTO_METHODS if speculation.methods == (AUTO,) else speculation.methods:
         known = method in drafter_names()
         if not known and _with_a_model(method):
@@ -114,12 +114,12 @@ def _own(speculation: Speculation) -> SpeculationConfig | None:
         if needs is not None and needs.blocks:
             raise _needs_a_model(method)
     config = SpeculationConfig.measured(speculation.config())
-    if config is not None and config.controller == "on":
+    if config.controller == "on":
         raise ConfigError(
             f"arms: {label(speculation)}: the controller goes by the times of steps, which "
             "recorded answers do not tell; give a fixed length (num_speculative_tokens), e.g. k=8"
         )
-    if config is not None and config.verify != "match":
+    if config.verify != "match":
         raise ConfigError(
             f"arms: verify {config.verify}: which drafts it accepts does not follow from recorded "
             "answers; leave it out"
