@@ -261,8 +261,15 @@ class Drawing:
         return [drawn.cut(query.limit) for query in queries]
 
 
-def admitted(tokens: tuple[int, ...], seconds: float) -> int:
-    """How many of those tokens are verified, where four pay and one does not."""
+class Lost(Drawing):
+    """Cannot say where it stands."""
+
+    def behind(self, request: int, length: int) -> int:
+        raise RuntimeError("lost")
+
+
+def admitted(drafter: Drawing) -> tuple[int, GuardedDrafter]:
+    """How many of its tokens are verified, where four pay and one does not."""
     costs = StepCosts(lambda rows, context: 0.0)
     for context, (rows, ms) in itertools.product(CONTEXTS, {1: 10.0, 2: 20.0, 32: 20.5}.items()):
         costs.record(rows, context, ms)
@@ -270,7 +277,6 @@ def admitted(tokens: tuple[int, ...], seconds: float) -> int:
         "method": "draft_model", "model": "D", "num_speculative_tokens": 4, "verify": "rejection",
     })  # fmt: skip
     assert config is not None
-    drafter = Drawing(tokens, seconds)
     member = GuardedDrafter(drafter, 8, "draft_model")  # type: ignore[arg-type]
     subject = NoLoss(config, StepTimes(costs), clock=lambda: drafter.now)
     for _ in range(3):
@@ -290,7 +296,7 @@ def admitted(tokens: tuple[int, ...], seconds: float) -> int:
     step = StepView(requests=1, kv_tokens=64, prompt_rows=0, rows=100, candidates=[candidate])
     assert subject.looks(step)
     (draft,) = subject.draft(step, Drafters([member]))
-    return len(draft.tokens)
+    return len(draft.tokens), member
 
 
 @pytest.mark.parametrize("tokens", [(7,), (7, 6), (7, 6, 5, 4)])
@@ -300,7 +306,14 @@ def test_whether_a_drawn_draft_is_verified_does_not_depend_on_what_was_drawn(
 ) -> None:
     """A draft may end early because of a token in it, and take less time for that. To leave it out
     therefore would be to leave out that token more often than its distribution says."""
-    assert admitted(tokens, seconds) == len(tokens)
+    assert admitted(Drawing(tokens, seconds))[0] == len(tokens)
+
+
+def test_a_drafter_that_cannot_tell_what_it_lacks_costs_its_drafts_alone() -> None:
+    found, member = admitted(Lost((7, 6, 5, 4), 0.0))
+    assert found == 0
+    assert member.failures == 1
+    assert not member.serves(1)
 
 
 # Allocation

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
-from wager.drafters.base import ModelDrafter
 from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import LossAccount
 from wager.engine.control.allocate import MARGIN, Batch, Proposal, verify_ms
@@ -77,7 +76,11 @@ class Passes:
         ``gain`` what they bring together. ``alone``: no other method needs the account.
         """
         self._steps += 1
-        places = [p for p, c in enumerate(step.candidates) if c.method in ("", member.method)]
+        places = [
+            p
+            for p, c in enumerate(step.candidates)
+            if c.method in ("", member.method) and member.serves(c.number)
+        ]
         if not places:
             return [], 0.0, 0.0
         plan = self._best(step, batch, member, places, values, most)
@@ -193,14 +196,8 @@ class Passes:
 
     def _behind(self, step: StepView, member: GuardedDrafter, places: Sequence[int]) -> float:
         """Rows that the drafter has to compute before its first token, beyond one each."""
-        drafter = cast(ModelDrafter, member.drafter)
-        return float(
-            sum(
-                max(drafter.behind(step.candidates[p].number, step.candidates[p].context + 1), 1)
-                - 1
-                for p in places
-            )
-        )
+        asked = [step.candidates[p] for p in places]
+        return float(sum(member.behind(c.number, c.context + 1) - 1 for c in asked))
 
     def _shape(self, requests: int, behind: float, k: int) -> float:
         """Passes of k draft tokens, as the target would take them."""
