@@ -133,6 +133,16 @@ def test_a_blocked_account_does_not_go_on_searching() -> None:
     assert trace.worst_window(BUDGET) <= bound(here) + 0.1 * 20
 
 
+def test_drafts_that_bring_less_than_looking_for_them_takes_are_given_up() -> None:
+    """Every step is a gain but for the time that its drafts took to find."""
+    here = world("rare", H100, 64, search_ms=0.06)
+    trace = Simulation(here).run(300)
+    look = 64 * here.search_ms / H100.rows[1]
+    assert look > 0.5
+    assert trace.worst_window(BUDGET) <= bound(here) + look
+    assert sum(trace.drafted) > 0
+
+
 def test_a_pause_of_the_machine_does_not_stop_looking_for_long() -> None:
     """It falls into the time that looking took, which is not what looking takes."""
     simulation = Simulation(world("never", TWO_CORES, answer=1 << 20))
