@@ -211,6 +211,21 @@ def test_steps_that_take_longer_are_learnt_apart_and_together() -> None:
     assert float(times.verify(1, 300, one, context)[0]) == pytest.approx(1.8 * verify, rel=0.03)
 
 
+@pytest.mark.parametrize("factor", [0.7, 1.4])
+def test_what_a_plain_step_takes_is_told_by_plain_steps_alone(factor: float) -> None:
+    """An account that took it from verify steps would call their loss none."""
+    times = StepTimes(table(TWO_CORES))
+    for _ in range(10):
+        times.record_plain(1, 300, times.plain(1, 300))
+    before = times.plain(1, 300)
+    one, context = np.array([8.0]), np.array([2400.0])
+    true = factor * float(times.verify(1, 300, one, context)[0])
+    for _ in range(200):
+        times.record_verify(1, float(times.verify(1, 300, one, context)[0]), 8, true)
+    assert times.plain(1, 300) == before
+    assert float(times.verify(1, 300, one, context)[0]) == pytest.approx(true, rel=0.02)
+
+
 def test_one_odd_step_changes_little() -> None:
     times = StepTimes(table(TWO_CORES))
     for _ in range(50):
