@@ -220,7 +220,7 @@ def _config(arm: Arm) -> SpeculationConfig | None:
     config = SpeculationConfig.measured(arm.speculation.config())
     if _memories(config):
         # One that grew would hold the answers to the prompts that come again in the next round.
-        config = SpeculationConfig.parse({**config.values(), memory_options.READ_ONLY: True})
+        config = SpeculationConfig.measured({**config.values(), memory_options.READ_ONLY: True})
     return config
 
 
