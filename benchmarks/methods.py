@@ -2,12 +2,14 @@
 
     python -m benchmarks.methods [--workload copy,agent]
 
-Three runs, one client, arms in turn (A B B A), paired by prompt:
+Runs of one client if not said otherwise, arms in turn (A B B A), paired by prompt:
 
 - cold: methods without a model, int8; a drafter knows nothing but the request it drafts for.
 - warm: suffix decoding once more after 50 other prompts of the same workload were answered, in
   every start of an arm. No prompt is among them twice, so the gain is that of similar requests,
   not of repeated ones.
+- agent: two sessions of ten turns in full length, for eight clients, where drafts that are wrong
+  cost the most.
 - self: the target's own weights at 4 bits draft for f32. The file of SmolLM2 is itself 4-bit, so
   that they agree almost always: it shows what drafting with a model costs, not what a model of
   another file would have right.
@@ -22,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +35,38 @@ from wager.bench.workloads.generated import RECIPES
 WARM = 50
 NGRAM, SUFFIX, LIST = "ngram:k=8,min=2,max=5", "suffix:k=8", "suffix+ngram:k=8"
 SELF = "draft_model:model=self,quantization=int4,k=4"
-RUNS: dict[str, tuple[str, list[str], list[str]]] = {
-    "cold": ("int8", [NGRAM, SUFFIX, LIST], ["--prompts", "10"]),
-    "warm": ("int8", [SUFFIX], ["--prompts", "10", "--warm", str(WARM)]),
-    "self": ("f32", [NGRAM, SELF], ["--prompts", "6"]),
-}
-"""By name: weights, arms beside plain, and what else is asked of `wager bench`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of `wager bench`: plain decoding and ``arms``, on all workloads or ``only`` one."""
+
+    title: str
+    weights: str
+    arms: tuple[str, ...]
+    options: tuple[str, ...]
+    only: str | None = None
+
+
+SHORT = ("--max-tokens", "64")
+RUNS = {
+    "cold": Run(
+        "Methods without a model, cold, int8, one client, at most 64 tokens",
+        "int8", (NGRAM, SUFFIX, LIST), (*SHORT, "--prompts", "10"),
+    ),
+    "warm": Run(
+        f"The same after {WARM} other requests of the workload",
+        "int8", (SUFFIX,), (*SHORT, "--prompts", "10", "--warm", str(WARM)),
+    ),
+    "agent": Run(
+        "Two sessions of an agent in full length, int8, eight clients",
+        "int8", (NGRAM, SUFFIX, LIST), ("--prompts", "20", "--clients", "8"), "agent",
+    ),
+    "self": Run(
+        "Drafts of the target's own weights at 4 bits (of a file that is 4-bit), f32, one client",
+        "f32", (NGRAM, SELF), (*SHORT, "--prompts", "6"),
+    ),
+}  # fmt: skip
 KEPT = (
     "workload", "arm", "warm", "speedup", "speedup_low", "speedup_high", "decode_speedup",
     "tokens_per_step", "acceptance_rate", "outputs", "identical", "verdict",
@@ -45,17 +75,20 @@ KEPT = (
 
 def measure(store: Store, workloads: Sequence[str]) -> Result:
     """The cells of each run, by its name; each run is kept by itself."""
-    return {name: store.get(f"methods-{name}", lambda n=name: _run(n, workloads)) for name in RUNS}
+    return {
+        name: store.get(f"methods-{name}", partial(_measure, run, workloads))
+        for name, run in RUNS.items()
+        if run.only is None or run.only in workloads
+    }
 
 
-def _run(name: str, workloads: Sequence[str]) -> Result:
-    weights, arms, further = RUNS[name]
+def _measure(run: Run, workloads: Sequence[str]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
         command = [
-            sys.executable, "-m", "wager", "bench", "smollm2-135m", "--weights", weights,
-            "--workload", ",".join(workloads), "--arms", ",".join(["plain", *arms]),
-            "--max-tokens", "64", "--max-model-len", "2048", "--json", str(file), *further,
+            sys.executable, "-m", "wager", "bench", "smollm2-135m", "--weights", run.weights,
+            "--workload", run.only or ",".join(workloads), "--arms", ",".join(["plain", *run.arms]),
+            "--max-model-len", "2048", "--json", str(file), *run.options,
         ]  # fmt: skip
         done = subprocess.run(
             command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False
@@ -64,25 +97,18 @@ def _run(name: str, workloads: Sequence[str]) -> Result:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
         found = json.loads(file.read_text())
     cells = [{key: cell[key] for key in KEPT} for cell in found["cells"]]
-    if name == "warm":
-        # `--warm` measures cold cells beside the warm ones; the run "cold" has those.
-        cells = [cell for cell in cells if cell["warm"]]
-    return {"weights": weights, "cells": cells}
+    # `--warm` measures cold cells beside the warm ones; another run has those.
+    return {"cells": [c for c in cells if c["warm"] or "--warm" not in run.options]}
 
 
 def report(result: Result) -> str:
     """One table per run."""
-    titles = {
-        "cold": "Methods without a model, cold, int8, one client",
-        "warm": f"The same after {WARM} other requests of the workload",
-        "self": "Drafts of the target's own weights at 4 bits (of a file that is 4-bit), f32",
-    }
     head = [
         "workload", "arm", "whole requests, x [95 %]", "decode x", "tokens/step", "accepted %",
         "equal", "verdict",
     ]  # fmt: skip
     return "\n\n".join(
-        f"{titles[name]}:\n\n{table(head, [_row(cell) for cell in run['cells']])}"
+        f"{RUNS[name].title}:\n\n{table(head, [_row(cell) for cell in run['cells']])}"
         for name, run in result.items()
     )
 
@@ -105,29 +131,33 @@ def _row(cell: dict[str, Any]) -> list[object]:
 
 def aims(result: Result) -> list[Aim]:
     """Suffix decoding beside the lookup of n-grams, where an agent repeats itself."""
-    cold, warm = (_by(result[name]["cells"], "agent") for name in ("cold", "warm"))
-    over = cold.get(NGRAM, {})
-    changed = sum(
-        cell["outputs"] - (cell["identical"] or 0)
-        for run in result.values()
-        for cell in run["cells"]
-    )
+    agent = {
+        name: {cell["arm"]: cell for cell in run["cells"] if cell["workload"].startswith("agent")}
+        for name, run in result.items()
+    }
+    found = [
+        (
+            f"{what}, {clients}",
+            ratio(_figure(agent, run, SUFFIX, key), _figure(agent, of, NGRAM, key)),
+        )
+        for clients, run, of in (
+            ("1 client, cold", "cold", "cold"),
+            ("1 client, warm", "warm", "cold"),
+            ("8 clients, full length", "agent", "agent"),
+        )
+        for what, key in (("whole requests", "speedup"), ("tokens per step", "tokens_per_step"))
+    ]
+    cells = [cell for run in result.values() for cell in run["cells"]]
+    changed = sum(cell["outputs"] - (cell["identical"] or 0) for cell in cells)
     return [
-        *(
-            at_least(
-                f"agent, {what}, suffix of ngram ({when})",
-                ratio(found.get(SUFFIX, {}).get(key), over.get(key)),
-                1.0,
-            )
-            for what, key in (("decode", "decode_speedup"), ("tokens per step", "tokens_per_step"))
-            for when, found in (("cold", cold), ("warm", warm))
-        ),
+        *(at_least(f"agent, suffix of ngram: {what}", value, 1.0) for what, value in found),
         Aim("replies changed by a method", "0", str(changed), changed == 0),
     ]
 
 
-def _by(cells: Sequence[dict[str, Any]], workload: str) -> dict[str, dict[str, Any]]:
-    return {c["arm"]: c for c in cells if c["workload"].split(" after ")[0] == workload}
+def _figure(cells: dict[str, Any], run: str, arm: str, key: str) -> float | None:
+    value = cells.get(run, {}).get(arm, {}).get(key)
+    return None if value is None else float(value)
 
 
 def main() -> None:
