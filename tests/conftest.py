@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,14 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["WAGER_HOME"]
     else:
         os.environ["WAGER_HOME"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and every process under it
+    inherits that: tests that interrupt a process of their own would wait for nothing."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -181,7 +182,9 @@ def test_a_line_of_wager_for_another_engine_is_that_engines_to_take() -> None:
     assert [f for f in found.reading.findings if f.severity == "error"] == []
     # The commands that are written for another engine are read without complaint.
     own = next(form for form in found.forms if form.engine == "own")
-    assert f"{line}'{config}'" in own.commands
+    [written] = [shlex.split(command) for command in own.commands]
+    assert sorted(written[:-1]) == sorted(shlex.split(line))
+    assert json.loads(written[-1]) == json.loads(config)
     hf = config.replace("D.gguf", "D")
     [error] = [f for f in translate(f"{line}'{hf}'").reading.findings if f.severity == "error"]
     assert "llama.cpp reads GGUF only" in error.text
