@@ -23,6 +23,7 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.idle import Watching
 from benchmarks.results import FOLDER, Aim, Result, Store, at_least, at_most, table
 from wager import LLM
 from wager.arms import PLAIN, Arm, parse_arms
@@ -31,9 +32,7 @@ from wager.bench.backend import EngineBackend
 from wager.bench.plan import Plan, PlannedCell
 from wager.bench.run import Executor, Run
 from wager.bench.workloads.generated import RECIPES, prompts
-from wager.engine.control.allocate import Allocation, Batch, Offer
-from wager.engine.control.base import Controller, StepView
-from wager.engine.control.noloss import NoLoss
+from wager.engine.control.base import Controller
 
 CONTROLLED, IDLE = "auto", "idle"
 FIXED = ("suffix+ngram:k=4,min=2,max=5", "suffix+ngram:k=8,min=2,max=5")
@@ -76,15 +75,6 @@ def _cells() -> tuple[Cell, ...]:
 
 
 CELLS = _cells()
-
-
-class Watching(NoLoss):
-    """Idle for ever: looks, scores, and never bets."""
-
-    def _allocate(
-        self, step: StepView, batch: Batch, offers: Sequence[Offer], spent_ms: float
-    ) -> Allocation:
-        return Allocation()
 
 
 class Lasting(EngineBackend):

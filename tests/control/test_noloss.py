@@ -69,6 +69,17 @@ def test_noise_does_not_stop_what_pays() -> None:
     assert noisy.speed_up > 1.5
 
 
+@pytest.mark.parametrize("name", ["edit", "chat"])
+@pytest.mark.parametrize("pauses", [(0.03, 30.0), (0.05, 30.0), (0.1, 15.0)])
+def test_others_that_use_the_machine_do_not_stop_what_pays(
+    name: str, pauses: tuple[float, float]
+) -> None:
+    """Nobody's steps are spared, so drafts are not to blame."""
+    here = world(name, TWO_CORES, pauses=pauses)
+    fixed = max(Simulation(here, k=k).run(STEPS).speed_up for k in (2, 4, 8))
+    assert Simulation(here).run(STEPS).speed_up > 0.95 * fixed
+
+
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 @pytest.mark.parametrize(("name", "least"), [("always", 0.97), ("edit", 0.95), ("rare", 0.95)])
 def test_it_comes_close_to_the_best_fixed_length(device: Device, name: str, least: float) -> None:

@@ -176,6 +176,9 @@ class Simulation:
         plain = device.ms(len(running), view.kv_tokens, view.kv_tokens)
         noise = self._chance.gauss(0.0, world.noise) if world.noise else 0.0
         step = device.ms(len(running) + drafted, view.kv_tokens, attended) * (1.0 + noise)
+        often, pause = world.pauses
+        if often and self._chance.random() < often:
+            step += pause
         search = world.search_ms * self._text.searched
         self.trace.ms.append(step + search)
         self.trace.plain_ms.append(plain)

@@ -8,8 +8,9 @@ the budget (a conservative bandit: Wu, Shariff, Lattimore and Szepesvari, "Conse
 2016).
 
 Over every window of steps the loss is at most budget * time + credit + the cap + the error of the
-costs of one step, all in plain steps. The cap is such that over a window of 8 seconds or 400 plain
-steps, whichever is longer, that is twice the budget.
+costs of one step, all in plain steps; what others took of the machine is left out (`pauses.py`).
+The cap is such that over a window of 8 seconds or 400 plain steps, whichever is longer, that is
+twice the budget.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from wager.engine.control.account import LossAccount
 from wager.engine.control.allocate import Allocation, Batch, Offer, Proposal, allocate, forced
 from wager.engine.control.base import Candidate, StepResult, StepView, ask
 from wager.engine.control.passes import Passes, with_model, without_model
+from wager.engine.control.pauses import Pauses
 from wager.engine.control.times import StepTimes
 from wager.engine.drafting import Drafters
 from wager.speculation import SpeculationConfig
@@ -43,9 +44,6 @@ STREAK: Final = 2
 VERIFY_RUN: Final = 800
 """Verify steps in a row, until plain ones tell again what plain decoding takes."""
 PLAIN_RUN: Final = 4
-ODD: Final = 1.5
-"""A verify step that took so many times what was expected is put down to the machine, once."""
-ODD_RARE: Final = 50
 
 
 @dataclass(slots=True)
@@ -79,7 +77,7 @@ class NoLoss:
         self._since_bet = HOT
         self._rows_per_request = 0.0
         self._verify_run = self._plain_left = 0
-        self._since_odd = ODD_RARE
+        self._pauses = Pauses()
         self._search = SAVED
         self._unsearched = 0
         self._looking = 0.0  # plain steps that a look for all of them takes
@@ -186,6 +184,7 @@ class NoLoss:
         if not bet.allocation.rows:
             self._verify_run = 0
             if not step.prompt_rows:
+                self._pauses.plain(took / plain)
                 self.times.record_plain(step.requests, step.kv_tokens, took)
             self.account.settle(counts, self._idle(result.betting / plain), 1.0)
             return
@@ -193,7 +192,7 @@ class NoLoss:
             took = expected
         elif result.drafted == bet.allocation.rows:
             self.times.record_verify(step.requests, expected, result.drafted, took)
-            took = self._charged(took, expected)
+            took = plain * self._pauses.charged(took / plain, expected / plain)
         self._verify_run += 1
         if self._verify_run >= VERIFY_RUN:
             self._verify_run, self._plain_left = 0, PLAIN_RUN
@@ -297,14 +296,6 @@ class NoLoss:
             request = step.candidates[one.place].number
             if one.verified or self.acceptance.awaits(request, one.method) is None:
                 self.acceptance.propose(request, one.method, one.draft, one.verified)
-
-    def _charged(self, took: float, expected: float) -> float:
-        """What a verify step is charged: a single one that took oddly long is the machine's."""
-        self._since_odd += 1
-        if took <= ODD * expected or self._since_odd < ODD_RARE:
-            return took
-        self._since_odd = 0
-        return expected
 
     def _note(
         self, reason: str, step: StepView, proposals: int = 0, admitted: Sequence[Draft] = ()
