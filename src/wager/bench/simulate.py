@@ -187,7 +187,7 @@ class Simulation:
         self.trace.drafted.append(drafted)
         for request in running:
             request.tokens += len(committed[request.number])
-        self.controller.settle(view, StepResult(step + search, search, drafted, committed))
+        self.controller.settle(view, StepResult((step + search,), search, drafted, committed))
         for request in [r for r in running if r.tokens >= r.ends]:
             self._end(request)
 

@@ -38,6 +38,9 @@ class Bets:
         self._step = StepView(0, 0, 0, 0)
         self._seconds = 0.0
         self._settling = 0.0  # what closing the last step took: it belongs to the next one
+        self._resting = 0  # steps in which the controller need not be asked
+        self._rested: list[float] = []  # milliseconds of those that it was not told about
+        self._resters: list[tuple[Sequence, int]] = []  # their requests, and tokens before
         self._before = (0.0, 0)
         self._gone: list[int] = []  # ended, the controller not yet told
 
@@ -54,11 +57,20 @@ class Bets:
 
     def rows(self) -> int:
         """How many rows of the next step drafts will want."""
+        if self._resting:
+            return 0
         return self.controller.rows(sum(1 for s in self._scheduler.running if s.decoding))
 
     def draft(self, works: list[Work]) -> None:
         """Attach to the step's requests what is to be verified."""
+        self._seconds = 0.0
+        if self._resting:
+            # Nothing is bet for a while: such a step must cost next to nothing.
+            if works and len(works) == len(self._resters) and works[-1].decoding:
+                return
+            self._resting = 0
         started = time.perf_counter()
+        self._wake()
         self._before = (self.drafters.seconds, self.drafters.failures)
         decoding = [w for w in works if w.decoding]
         self._step = StepView(
@@ -100,21 +112,54 @@ class Bets:
     def settle(self, works: Items[Work], total: float) -> tuple[float, int]:
         """Close the step that took ``total`` seconds: (seconds of the drafters in it, requests
         that one of them was switched off for)."""
+        if self._resting:
+            self._resting -= 1
+            self._rested.append(1e3 * total)
+            if not self._gone:
+                return 0.0, 0
         started = time.perf_counter()
-        committed = {w.sequence.number: w.committed for w in works if w.decoding and w.committed}
-        result = StepResult(
-            total=1e3 * (total + self._settling),
-            betting=1e3 * (self._seconds + self._settling),
-            drafted=sum(len(w.draft.tokens) for w in works),
-            committed=committed,
-        )
-        self.controller.settle(self._step, result)
+        if self._rested:
+            self._wake()
+        else:
+            committed = {
+                w.sequence.number: w.committed for w in works if w.decoding and w.committed
+            }
+            result = StepResult(
+                totals=(1e3 * (total + self._settling),),
+                betting=1e3 * (self._seconds + self._settling),
+                drafted=sum(len(w.draft.tokens) for w in works),
+                committed=committed,
+            )
+            self.controller.settle(self._step, result)
+            if self.controller.resting and not self._gone and committed:
+                self._rest(works)
         for number in self._gone:
             self.controller.release(number)
         self._gone.clear()
         self._settling = time.perf_counter() - started
         seconds, failures = self._before
         return self.drafters.seconds - seconds, self.drafters.failures - failures
+
+    def _rest(self, works: Items[Work]) -> None:
+        """Leave the controller alone while these requests go on."""
+        if all(w.decoding for w in works):
+            self._resting = self.controller.resting
+            self._resters = [(w.sequence, len(w.sequence.tokens)) for w in works]
+
+    def _wake(self) -> None:
+        """Tell the controller of the steps that it was not told about."""
+        totals, self._rested = self._rested, []
+        self._resting = 0
+        if not totals:
+            return
+        size = len(self._resters)
+        before = sum(length for _, length in self._resters)
+        step = StepView(size, before + size * (len(totals) // 2), prompt_rows=0, rows=0)
+        totals[0] += 1e3 * self._settling
+        betting = 1e3 * (self._seconds + self._settling)
+        self._settling = 0.0
+        committed = {s.number: s.tokens[length:] for s, length in self._resters}
+        self.controller.settle(step, StepResult(totals, betting, 0, committed))
 
     def _candidate(self, work: Work) -> Candidate | None:
         sequence = work.sequence

@@ -58,17 +58,17 @@ class LossAccount:
             lowest = min((self._own.get(r, 0.0) for r in requests), default=0.0)
         return lowest + CREDIT
 
-    def settle(self, tokens: Mapping[int, int], extra: float, time: float) -> None:
-        """Book a step.
+    def settle(self, tokens: Mapping[int, int], extra: float, time: float, steps: int = 1) -> None:
+        """Book a step, or several.
 
-        ``tokens`` is what each request that sampled committed; ``extra`` the step's time beyond
-        that of a plain step, ``time`` all of it, both in plain steps. In a step of prompts alone
+        ``tokens`` is what each request that sampled committed; ``extra`` the time beyond that of
+        plain steps, ``time`` all of it, both in plain steps. In a step of prompts alone
         nobody samples; its time counts all the same.
         """
         if not tokens:
             self._earn(self.budget * time - extra)
             return
-        more = sum(tokens.values()) / len(tokens) - 1.0
+        more = sum(tokens.values()) / len(tokens) - steps
         change = more - extra
         self.lost += max(-change, 0.0)
         self.gained += max(change, 0.0)
@@ -76,7 +76,7 @@ class LossAccount:
         self._earn(granted + more)
         if self.by_request:
             for request, count in tokens.items():
-                own = self._own.get(request, 0.0) + granted + count - 1.0
+                own = self._own.get(request, 0.0) + granted + count - steps
                 self._own[request] = min(own, self.cap)
 
     def release(self, request: int) -> None:

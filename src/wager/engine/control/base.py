@@ -47,20 +47,29 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of it. Milliseconds: ``total`` of the whole step, ``betting`` of all that there
-    would not be without speculation, but for the rows. ``drafted`` rows were verified.
-    ``committed`` are the tokens by request."""
+    """What became of it, or of several steps that the controller was not asked about.
 
-    total: float
+    Milliseconds: ``totals`` of each step, ``betting`` of all that there would not be without
+    speculation, but for the rows. ``drafted`` rows were verified. ``committed`` are the tokens by
+    request."""
+
+    totals: Sequence[float]
     betting: float
     drafted: int
     committed: Mapping[int, Sequence[int]]
+
+    @property
+    def total(self) -> float:
+        return sum(self.totals)
 
 
 class Controller(Protocol):
     """Decides who drafts, how much, and what of it is verified."""
 
     decisions: Decisions
+    resting: int
+    """Steps from now on in which `looks` will say no. Where the same requests go on and no prompt
+    comes in between, it need not be asked: `settle` takes the results of several together."""
 
     def rows(self, requests: int) -> int:
         """How many rows the drafts of that many requests will want, by what is known before."""
@@ -77,7 +86,8 @@ class Controller(Protocol):
 
     def settle(self, step: StepView, result: StepResult) -> None:
         """Take in what the step took and brought. Every step that has requests which sample was
-        seen by `looks` before."""
+        seen by `looks` before, but for those of ``resting``: of several of them ``step`` is the
+        one in the middle."""
         ...
 
     def release(self, request: int) -> None:
@@ -112,6 +122,7 @@ class FixedLength:
     def __init__(self, k: int, evenly: bool) -> None:
         self.k = k
         self.decisions = Decisions()
+        self.resting = 0
         self._evenly = evenly
 
     def rows(self, requests: int) -> int:

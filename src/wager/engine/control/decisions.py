@@ -63,9 +63,9 @@ class Decisions:
     lengths: Counter[int] = field(default_factory=Counter)
     last: deque[Decision] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    def count(self, reason: str, lengths: Iterable[int]) -> None:
-        """One step, and the draft lengths of its requests."""
-        self.reasons[reason] += 1
+    def count(self, reason: str, lengths: Iterable[int] = (), steps: int = 1) -> None:
+        """One step, and the draft lengths of its requests; or several."""
+        self.reasons[reason] += steps
         self.lengths.update(n for n in lengths if n)
 
     def tells(self, reason: str) -> bool:

@@ -8,6 +8,7 @@ are expected to bring and what the step is expected to take.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ LOOKED_AT: Final = 8
 """Requests that are looked up in an idle step at most."""
 SEARCH: Final = 0.5
 """Share of the loss budget that idle steps may spend, on average; with less they look seldom."""
-SELDOM: Final = 16
+SELDOM: Final = 32
 """Idle steps, of which at least one looks for drafts."""
 SAVED: Final = 0.1
 """Plain steps that can be saved up for looking, or owed for it."""
@@ -79,7 +80,7 @@ class NoLoss:
         self._verify_run = self._plain_left = 0
         self._pauses = Pauses()
         self._search = SAVED
-        self._unsearched = 0
+        self.resting = 0
         self._looking = 0.0  # plain steps that a look for all of them takes
 
     def rows(self, requests: int) -> int:
@@ -106,7 +107,8 @@ class NoLoss:
             self._plain_left = max(self._plain_left - 1, 0)
             self._note(why.PLAIN, step)
             return False
-        if self._rests():
+        if self.resting:
+            self.resting -= 1
             self._note(why.RESTING, step)
             return False
         return True
@@ -172,32 +174,14 @@ class NoLoss:
         for request, tokens in result.committed.items():
             self.acceptance.commit(request, tokens)
         bet, self._bet = self._bet, None
-        if bet is None or not result.committed:
+        if not result.committed or not self.times.known:
             self._settle_other(step, result)
-            return
-        plain = bet.batch.plain_ms
-        if self._hot:
-            took = (result.betting - bet.model_ms) / plain
-            self._looking += 0.2 * (took - self._looking)
-        counts = {r: len(t) for r, t in result.committed.items()}
-        expected, took = bet.allocation.verify_ms, result.total - result.betting
-        if not bet.allocation.rows:
-            self._verify_run = 0
-            if not step.prompt_rows:
-                self._pauses.plain(took / plain)
-                self.times.record_plain(step.requests, step.kv_tokens, took)
-            self.account.settle(counts, self._idle(result.betting / plain), 1.0)
-            return
-        if step.prompt_rows:
-            took = expected
-        elif result.drafted == bet.allocation.rows:
-            self.times.record_verify(step.requests, expected, result.drafted, took)
-            took = plain * self._pauses.charged(took / plain, expected / plain)
-        self._verify_run += 1
-        if self._verify_run >= VERIFY_RUN:
-            self._verify_run, self._plain_left = 0, PLAIN_RUN
-        time = (took + result.betting) / plain
-        self.account.settle(counts, time - 1.0, time)
+        elif bet is None:
+            self._settle_rest(step, result)
+        elif bet.allocation.rows:
+            self._settle_bet(step, result, bet)
+        else:
+            self._settle_plain(step, result, bet)
 
     def release(self, request: int) -> None:
         """See `Controller`."""
@@ -214,23 +198,19 @@ class NoLoss:
     def _hot(self) -> bool:
         return self._since_bet <= self._tail
 
-    def _rests(self) -> bool:
-        """Whether this step does without looking, having spent what it may on that."""
-        if self._hot or self._search >= 0.0 or self._unsearched >= SELDOM - 1:
-            self._unsearched = 0
-            return False
-        self._unsearched += 1
-        return True
+    def _rest(self) -> None:
+        """For how many steps from now on nobody is looked up, having spent what may be on that."""
+        if self._search < 0.0:
+            grows = max(SEARCH * self.account.budget, 1e-9)
+            self.resting = min(math.ceil(-self._search / grows), SELDOM - 1)
 
-    def _idle(self, spent: float) -> float:
-        """What a plain step is charged for ``spent`` plain steps of looking and upkeep.
+    def _idle(self, spent: float, steps: int) -> float:
+        """What plain steps are charged for ``spent`` plain steps of looking and upkeep.
 
         While idle no more than the budget of that step: what upkeep takes is not lost by betting,
         and must not keep bets from being made for ever.
         """
-        budget = self.account.budget
-        if self._hot:
-            return spent
+        budget = steps * self.account.budget
         # As a debt too: a pause of the machine is not what looking takes.
         self._search = min(max(self._search + SEARCH * budget - spent, -SAVED), SAVED)
         return min(spent, 0.9 * budget)
@@ -241,6 +221,56 @@ class NoLoss:
         if self.times.known and result.total > 0.0:
             plain = self.times.plain(max(step.requests, 1), step.kv_tokens)
             self.account.settle({}, result.betting / plain, result.total / plain)
+
+    def _settle_bet(self, step: StepView, result: StepResult, bet: _Bet) -> None:
+        plain = bet.batch.plain_ms
+        self._note_looking(result, bet)
+        expected, took = bet.allocation.verify_ms, result.total - result.betting
+        if step.prompt_rows:
+            took = expected
+        elif result.drafted == bet.allocation.rows:
+            self.times.record_verify(step.requests, expected, result.drafted, took)
+            took = plain * self._pauses.charged(took / plain, expected / plain)
+        self._verify_run += 1
+        if self._verify_run >= VERIFY_RUN:
+            self._verify_run, self._plain_left = 0, PLAIN_RUN
+        time = (took + result.betting) / plain
+        self.account.settle(_counts(result), time - 1.0, time)
+
+    def _settle_plain(self, step: StepView, result: StepResult, bet: _Bet) -> None:
+        plain = bet.batch.plain_ms
+        self._note_looking(result, bet)
+        self._verify_run = 0
+        if not step.prompt_rows:
+            took = result.total - result.betting
+            self._pauses.plain(took / plain)
+            self.times.record_plain(step.requests, step.kv_tokens, took)
+        spent = result.betting / plain
+        self.account.settle(_counts(result), spent if self._hot else self._idle(spent, 1), 1.0)
+        if not self.resting and not self._hot:
+            self._rest()
+
+    def _settle_rest(self, step: StepView, result: StepResult) -> None:
+        """Steps that went by without a question."""
+        steps = len(result.totals)
+        plain = self.times.plain(step.requests, step.kv_tokens)
+        took = [ms - result.betting / steps for ms in result.totals]
+        for ms in took:
+            self._pauses.plain(ms / plain)
+        self.times.record_plain(step.requests, step.kv_tokens, *took)
+        self.resting -= steps
+        self._steps += steps
+        self._since_bet += steps
+        self.decisions.count(why.RESTING, steps=steps)
+        charge = self._idle(result.betting / plain, steps)
+        self.account.settle(_counts(result), charge, float(steps), steps)
+        if not self.resting:
+            self._rest()
+
+    def _note_looking(self, result: StepResult, bet: _Bet) -> None:
+        if self._hot:
+            took = (result.betting - bet.model_ms) / bet.batch.plain_ms
+            self._looking += 0.2 * (took - self._looking)
 
     def _look_up(self, step: StepView, drafters: Drafters) -> list[Proposal]:
         """What the drafters have to say that cost no pass of a model."""
@@ -321,3 +351,7 @@ class NoLoss:
                 verify_ms=bet.allocation.verify_ms,
             )
         )
+
+
+def _counts(result: StepResult) -> dict[int, int]:
+    return {request: len(tokens) for request, tokens in result.committed.items()}

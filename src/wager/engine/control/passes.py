@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import LossAccount
 from wager.engine.control.allocate import MARGIN, Batch, Proposal, verify_ms
@@ -211,9 +209,8 @@ class Passes:
         return ratio * self._shape(len(places), behind, k)
 
     def _verify_ms(self, step: StepView, batch: Batch, places: Sequence[int], k: int) -> float:
-        drafted = np.array([float(len(places) * k)])
-        attended = np.array([float(sum(k * step.candidates[p].context for p in places))])
-        return float(verify_ms(self._times, batch, drafted, attended)[0])
+        attended = float(sum(k * step.candidates[p].context for p in places))
+        return verify_ms(self._times, batch, len(places) * k, attended)
 
 
 def without_model(drafters: Drafters) -> list[GuardedDrafter]:
