@@ -55,6 +55,7 @@ class _Bet:
     allocation: Allocation = field(default_factory=Allocation)
     model_ms: float = 0.0
     """What passes of drafters took."""
+    looked: bool = False
 
 
 class NoLoss:
@@ -146,7 +147,7 @@ class NoLoss:
                 admitted[place] = offer.proposal.draft.cut(length)
                 offer.proposal.verified = len(admitted[place].tokens)
         self._await(step, proposals)
-        self._bet = _Bet(batch, chosen, spent)
+        self._bet = _Bet(batch, chosen, spent, looked=True)
         reason = why.BET
         if chosen.rows:
             self._since_bet = 0
@@ -247,7 +248,7 @@ class NoLoss:
             self.times.record_plain(step.requests, step.kv_tokens, took)
         spent = result.betting / plain
         self.account.settle(_counts(result), spent if self._hot else self._idle(spent, 1), 1.0)
-        if not self.resting and not self._hot:
+        if bet.looked and not self._hot:
             self._rest()
 
     def _settle_rest(self, step: StepView, result: StepResult) -> None:
@@ -264,8 +265,6 @@ class NoLoss:
         self.decisions.count(why.RESTING, steps=steps)
         charge = self._idle(result.betting / plain, steps)
         self.account.settle(_counts(result), charge, float(steps), steps)
-        if not self.resting:
-            self._rest()
 
     def _note_looking(self, result: StepResult, bet: _Bet) -> None:
         if self._hot:
