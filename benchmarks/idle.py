@@ -2,10 +2,10 @@
 
     python -m benchmarks.idle [--fresh]
 
-The same requests, in one process and one batch, go on in blocks of steps without speculation and of
+The same requests, in one process and one batch, go on in pairs of steps without speculation and of
 steps in which it is idle (upkeep of the indices and looking for drafts, as `auto` does it; never a
-bet), in the order A B B A. Units are such quadruples; the interval is a bootstrap over them. About
-12 minutes on two cores.
+bet), in the order A B B A and B A A B. A unit are 64 steps; a tenth of the units at each end is
+left out, and the interval is a bootstrap over them. About 15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from functools import partial
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.results import FOLDER, Aim, Result, Store, at_least, table
 from wager import LLM, SamplingParams
 from wager.bench.workloads import prose
+from wager.engine.bets import Bets
 from wager.engine.control.allocate import Allocation, Batch, Offer
 from wager.engine.control.base import StepView
 from wager.engine.control.noloss import NoLoss
@@ -28,12 +30,15 @@ from wager.engine.engine import Engine
 
 REQUESTS = (1, 4, 16, 32)
 CONTEXTS = (300, 3000)
-BLOCK = 16
-"""Steps; the controller looks for drafts at least once in so many."""
-LEAST, MOST = 12, 48
-"""Quadruples of blocks."""
-SECONDS = 45.0
-"""That a cell takes beyond the least, at most."""
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1) * 4
+"""Pairs of steps of a unit, 1: idle. So 32 steps of it are idle: one of them looks for drafts."""
+ROUND = 16
+"""Units with the same requests, which grow by 1,024 tokens meanwhile."""
+LEAST = 16
+"""Units of a cell."""
+SECONDS = 75.0
+"""Of a cell, when there are as many."""
+TRIMMED = 0.1
 LEAST_RATIO = 0.995
 
 
@@ -55,55 +60,64 @@ def _prompt(llm: LLM, length: int, seed: int) -> list[int]:
     return ids[:length]
 
 
-def _block(engine: Engine) -> float:
-    started = time.perf_counter()
-    for _ in range(BLOCK):
+def _unit(engine: Engine, bets: Bets) -> list[float]:
+    """Seconds without speculation, and of idle steps."""
+    seconds = [0.0, 0.0]
+    for arm in ORDER:
+        engine.bets = bets if arm else None
+        started = time.perf_counter()
         engine.step()
-    return time.perf_counter() - started
+        engine.step()
+        seconds[arm] += time.perf_counter() - started
+    return seconds
 
 
 def measure(llm: LLM, requests: int, context: int) -> Result:
-    """Seconds of each quadruple: [without speculation, idle]."""
-    engine = llm.engine
-    engine.reset_caches()
-    bets = engine.bets
+    """Of each unit the seconds [without speculation, idle]."""
+    bets = llm.engine.bets
     if bets is None:
         raise AssertionError("the engine of this benchmark has speculation")
-    bets.controller = Watching(bets.config, engine.times)
-    params = SamplingParams(temperature=0.0, max_tokens=4 * BLOCK * (MOST + 2), ignore_eos=True)
-    names = [
-        engine.add_request(_prompt(llm, context, 1000 * context + i), params)
-        for i in range(requests)
-    ]
-    while not all(s.decoding for s in engine.scheduler.sequences()):
+    units: list[list[float]] = []
+    started = time.monotonic()
+    while len(units) < LEAST or time.monotonic() - started < SECONDS:
+        llm.engine.reset_caches()
+        bets.controller = Watching(bets.config, llm.engine.times)
+        units += _round(
+            llm.engine,
+            bets,
+            [_prompt(llm, context, 1000 * len(units) + i) for i in range(requests)],
+        )
+    return {"units": units}
+
+
+def _round(engine: Engine, bets: Bets, prompts: Sequence[list[int]]) -> list[list[float]]:
+    params = SamplingParams(temperature=0.0, max_tokens=64 * ROUND + 100, ignore_eos=True)
+    names = [engine.add_request(prompt, params) for prompt in prompts]
+    while sum(s.decoding for s in engine.scheduler.running) < len(prompts):
         engine.step()
-    _block(engine)  # the first plain steps tell the controller what one takes
-    quads, started = [], time.monotonic()
-    try:
-        while len(quads) < MOST:
-            if len(quads) >= LEAST and time.monotonic() - started > SECONDS:
-                break
-            seconds = [0.0, 0.0]
-            for arm in (0, 1, 1, 0) if len(quads) % 2 else (1, 0, 0, 1):
-                engine.bets = bets if arm else None
-                seconds[arm] += _block(engine)
-            quads.append(seconds)
-    finally:
-        engine.bets = bets
-        for name in names:
-            engine.abort(name)
-        while engine.has_work():
-            engine.step()
-    return {"quads": quads, "looks": bets.controller.decisions.reasons}
+    for _ in range(8):  # the first plain steps tell the controller what one takes
+        engine.step()
+    units = [_unit(engine, bets) for _ in range(ROUND)]
+    engine.bets = bets
+    for name in names:
+        engine.abort(name)
+    while engine.has_work():
+        engine.step()
+    return units
 
 
-def ratio(quads: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+def ratio(units: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Throughput of idle / throughput without speculation, and its 95 % interval."""
-    logs = np.log([without / idle for without, idle in quads])
+    logs = np.log([without / idle for without, idle in units])
     chance = np.random.default_rng(0)
-    means = logs[chance.integers(0, len(logs), size=(4000, len(logs)))].mean(axis=1)
-    low, high = np.exp(np.quantile(means, (0.025, 0.975)))
-    return float(np.exp(logs.mean())), float(low), float(high)
+    picks = np.sort(logs[chance.integers(0, len(logs), size=(4000, len(logs)))], axis=1)
+    low, high = np.exp(np.quantile(_trimmed(picks), (0.025, 0.975)))
+    return float(np.exp(_trimmed(np.sort(logs)))), float(low), float(high)
+
+
+def _trimmed(rising: NDArray[np.float64]) -> NDArray[np.float64]:
+    cut = int(TRIMMED * rising.shape[-1])
+    return np.asarray(rising[..., cut : rising.shape[-1] - cut].mean(axis=-1))
 
 
 def name_of(requests: int, context: int) -> str:
@@ -116,11 +130,11 @@ def report(results: dict[str, Result]) -> str:
     rows = []
     for requests in REQUESTS:
         for context in CONTEXTS:
-            quads = results[name_of(requests, context)]["quads"]
-            value, low, high = ratio(quads)
-            step = 1e3 * sum(w for w, _ in quads) / (2 * BLOCK * len(quads))
+            units = results[name_of(requests, context)]["units"]
+            value, low, high = ratio(units)
+            step = 1e3 * sum(w for w, _ in units) / (len(ORDER) * len(units))
             cell = f"{value:.4f} [{low:.4f}, {high:.4f}]"
-            rows.append([requests, context, step, 4 * BLOCK * len(quads), cell])
+            rows.append([requests, context, step, 2 * len(ORDER) * len(units), cell])
     head = ["requests", "context", "ms per plain step", "steps", "throughput, idle / without"]
     return f"Idle speculation, int8:\n\n{table(head, rows)}"
 
@@ -128,7 +142,7 @@ def report(results: dict[str, Result]) -> str:
 def aims(results: dict[str, Result]) -> list[Aim]:
     """The lower end of every interval."""
     return [
-        at_least(f"idle, {name} tokens, lower end of 95 %", ratio(r["quads"])[1], LEAST_RATIO)
+        at_least(f"idle, {name} tokens, lower end of 95 %", ratio(r["units"])[1], LEAST_RATIO)
         for name, r in results.items()
     ]
 
@@ -143,6 +157,7 @@ def run(store: Store) -> dict[str, Result]:
         max_num_seqs=max(REQUESTS),
         prefix_cache=False,
         speculation={"method": "auto"},
+        kv_memory=6 << 30,
     )
     try:
         return {
