@@ -46,7 +46,12 @@ class Watching(NoLoss):
     """Idle for ever: looks, scores, and never bets."""
 
     def _allocate(
-        self, step: StepView, batch: Batch, offers: Sequence[Offer], spent_ms: float
+        self,
+        step: StepView,
+        batch: Batch,
+        offers: Sequence[Offer],
+        spent_ms: float = 0.0,
+        sunk_ms: float = 0.0,
     ) -> Allocation:
         return Allocation()
 

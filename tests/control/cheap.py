@@ -31,11 +31,11 @@ class Cheap(NoLoss):
         return super().draft(step, drafters)
 
     def settle(self, step: StepView, result: StepResult) -> None:
-        ms = milliseconds(step.requests + result.drafted)
-        totals = [ms] * len(result.totals)
-        betting = 0.01 * len(totals) + self.looked * self.look_ms
+        ms = milliseconds(step.requests + sum(result.drafted.values()))
+        count = len(result.steps)
+        betting = 0.01 * count + self.looked * self.look_ms
         self.looked = False
-        super().settle(step, replace(result, totals=totals, betting=betting))
+        super().settle(step, replace(result, steps=[ms] * count, betting=betting))
 
 
 def milliseconds(rows: int) -> float:

@@ -161,7 +161,7 @@ def test_a_pause_of_the_machine_does_not_stop_looking_for_long() -> None:
     settle = simulation.controller.settle
 
     def paused(step: StepView, result: StepResult) -> None:
-        settle(step, replace(result, totals=(result.total + 25.0,), betting=result.betting + 25.0))
+        settle(step, replace(result, betting=result.betting + 25.0))
 
     simulation.controller.settle = paused  # type: ignore[method-assign]
     simulation.run(1)

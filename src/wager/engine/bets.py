@@ -41,7 +41,7 @@ class Bets:
         self._resting = 0  # steps in which the controller need not be asked
         self._rested: list[float] = []  # milliseconds of those that it was not told about
         self._resters: list[tuple[Sequence, int]] = []  # their requests, and tokens before
-        self._before = (0.0, 0)
+        self._reported = (0.0, 0)  # seconds and failures of the drafters
         self._gone: list[int] = []  # ended, the controller not yet told
 
     def _fresh(self) -> Controller:
@@ -71,7 +71,6 @@ class Bets:
             self._resting = 0
         started = time.perf_counter()
         self._wake()
-        self._before = (self.drafters.seconds, self.drafters.failures)
         decoding = [w for w in works if w.decoding]
         self._step = StepView(
             requests=len(decoding),
@@ -119,47 +118,45 @@ class Bets:
                 return 0.0, 0
         started = time.perf_counter()
         if self._rested:
+            self._rested[-1] -= 1e3 * self._seconds
             self._wake()
         else:
-            committed = {
-                w.sequence.number: w.committed for w in works if w.decoding and w.committed
-            }
             result = StepResult(
-                totals=(1e3 * (total + self._settling),),
+                steps=(1e3 * (total - self._seconds),),
                 betting=1e3 * (self._seconds + self._settling),
-                drafted=sum(len(w.draft.tokens) for w in works),
-                committed=committed,
+                drafted={w.sequence.number: len(w.draft.tokens) for w in works if w.draft.tokens},
+                committed=_committed(works, decoding=True),
+                started=_committed(works, decoding=False),
             )
             self.controller.settle(self._step, result)
-            if self.controller.resting and not self._gone and committed:
+            if self.controller.resting and not self._gone:
                 self._rest(works)
         for number in self._gone:
             self.controller.release(number)
         self._gone.clear()
         self._settling = time.perf_counter() - started
-        seconds, failures = self._before
-        return self.drafters.seconds - seconds, self.drafters.failures - failures
+        before, self._reported = self._reported, (self.drafters.seconds, self.drafters.failures)
+        return self._reported[0] - before[0], self._reported[1] - before[1]
 
     def _rest(self, works: Items[Work]) -> None:
         """Leave the controller alone while these requests go on."""
-        if all(w.decoding for w in works):
+        if works and all(w.decoding for w in works):
             self._resting = self.controller.resting
             self._resters = [(w.sequence, len(w.sequence.tokens)) for w in works]
 
     def _wake(self) -> None:
         """Tell the controller of the steps that it was not told about."""
-        totals, self._rested = self._rested, []
+        rested, self._rested = self._rested, []
         self._resting = 0
-        if not totals:
+        if not rested:
             return
         size = len(self._resters)
         before = sum(length for _, length in self._resters)
-        step = StepView(size, before + size * (len(totals) // 2), prompt_rows=0, rows=0)
-        totals[0] += 1e3 * self._settling
+        step = StepView(size, before + size * (len(rested) // 2), prompt_rows=0, rows=0)
         betting = 1e3 * (self._seconds + self._settling)
         self._settling = 0.0
         committed = {s.number: s.tokens[length:] for s, length in self._resters}
-        self.controller.settle(step, StepResult(totals, betting, 0, committed))
+        self.controller.settle(step, StepResult(rested, betting, {}, committed))
 
     def _candidate(self, work: Work) -> Candidate | None:
         sequence = work.sequence
@@ -212,3 +209,7 @@ class Bets:
             sequence.observed = request.prompt_length
         self.drafters.observe(sequence.number, sequence.tokens[sequence.observed : size])
         sequence.observed = size
+
+
+def _committed(works: Items[Work], decoding: bool) -> dict[int, list[int]]:
+    return {w.sequence.number: w.committed for w in works if w.decoding == decoding and w.committed}

@@ -20,6 +20,7 @@ from typing import Final
 
 WINDOW_MS: Final = 8000.0
 WINDOW_STEPS: Final = 400
+RESERVE_FADES: Final = 0.99
 CREDIT: Final = 0.75
 """How far below zero the balance may fall, in plain steps."""
 ERROR: Final = 0.25
@@ -39,7 +40,8 @@ class LossAccount:
         self.budget = budget
         self.cap = 0.0
         self.reserve = 0.0
-        """What a bet that comes in one large piece has to be saved up for; the cap is no lower."""
+        """What a bet that comes in one large piece has to be saved up for; the cap is no lower.
+        It fades, unless it is asked for again."""
         self.by_request = by_request
         self.balance = 0.0
         self.lost = 0.0
@@ -49,13 +51,16 @@ class LossAccount:
 
     def plain_step(self, ms: float) -> None:
         """From now on a plain step takes so many milliseconds."""
+        self.reserve *= RESERVE_FADES
         self.cap = max(savings(self.budget, ms), self.reserve)
 
     def room(self, requests: Iterable[int]) -> float:
         """Plain steps that a bet may lose now."""
         lowest = self.balance
         if self.by_request:
-            lowest = min((self._own.get(r, 0.0) for r in requests), default=0.0)
+            # A request that nothing is known of must not be another way to lose what all may lose.
+            lowest = min((self._own.get(r, 0.0) for r in requests), default=lowest)
+            lowest = min(lowest, self.balance)
         return lowest + CREDIT
 
     def settle(self, tokens: Mapping[int, int], extra: float, time: float, steps: int = 1) -> None:

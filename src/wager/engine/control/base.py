@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from wager.drafters.base import DraftQuery
@@ -49,18 +49,21 @@ class StepView:
 class StepResult:
     """What became of it, or of several steps that the controller was not asked about.
 
-    Milliseconds: ``totals`` of each step, ``betting`` of all that there would not be without
-    speculation, but for the rows. ``drafted`` rows were verified. ``committed`` are the tokens by
-    request."""
+    Milliseconds: ``betting`` of all that there would not be without speculation, but for the rows;
+    ``steps`` of each step, without that. ``drafted`` are the rows that were verified, by request;
+    ``committed`` the tokens of the requests that could have had some. ``started`` are those of
+    requests that computed their prompt in this step, the first time or again."""
 
-    totals: Sequence[float]
+    steps: Sequence[float]
     betting: float
-    drafted: int
+    drafted: Mapping[int, int]
     committed: Mapping[int, Sequence[int]]
+    started: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
-    def total(self) -> float:
-        return sum(self.totals)
+    def took(self) -> float:
+        """All steps, without betting."""
+        return sum(self.steps)
 
 
 class Controller(Protocol):

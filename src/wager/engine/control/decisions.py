@@ -38,7 +38,6 @@ class Decision:
     balance: float = 0.0
     plain_ms: float = 0.0
     verify_ms: float = 0.0
-    draft_ms: float = 0.0
 
     def describe(self) -> str:
         """In a line for people."""

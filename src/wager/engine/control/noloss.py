@@ -1,8 +1,8 @@
 """The controller: bets only where it pays, and never more than the loss account covers.
 
-While it is idle (no bet within the last steps) only a few requests are looked up in each step, and
-what would have been proposed is scored against what plain decoding commits; a bet is what starts
-the search for all. Nothing else is a mode: every step is decided anew, by what the drafts at hand
+While it is idle (no bet within the last steps) a few requests are looked up now and then, and what
+would have been proposed is scored against what plain decoding commits; a bet is what starts the
+search for all. Nothing else is a mode: every step is decided anew, by what the drafts at hand
 are expected to bring and what the step is expected to take.
 """
 
@@ -104,8 +104,10 @@ class NoLoss:
         self._bet = _Bet(batch)
         if self.times.doubtful and not self._plain_left:
             self._plain_left = PLAIN_RUN
-        if self._plain_left or not self.times.calibrated(step.requests, step.prompt_rows > 0):
-            self._plain_left = max(self._plain_left - 1, 0)
+        # Beside prompts nothing can be measured.
+        ordered = self._plain_left > 0 and not step.prompt_rows
+        if ordered or not self.times.calibrated(step.requests, step.prompt_rows > 0):
+            self._plain_left -= ordered
             self._note(why.PLAIN, step)
             return False
         if self.resting:
@@ -121,26 +123,30 @@ class NoLoss:
         batch = self._bet.batch
         proposals = self._look_up(step, drafters)
         offers = self._best(step, proposals)
-        spent = weighed = 0.0
+        spent = weighed = sunk = 0.0
         for member in with_model(drafters):
             values = [sum(o.survival) for o in offers]
-            gain = self._allocate(step, batch, offers, 0.0).gain
+            gain = self._allocate(step, batch, offers).gain
             alone = len(drafters.members) == 1
             made, ms, expected = self.passes.propose(
-                step, batch, member, values, self._most, gain, alone
+                step, batch, member, values, self._most, gain, alone, self._steps
             )
             spent += ms
             # Where tokens are drawn at random, how long that took tells of what was drawn.
-            weighed += expected if self._draws else ms
+            cost = expected if self._draws else ms
+            if made and made[0].probe:
+                sunk += cost  # it was not made to pay
+            else:
+                weighed += cost
             if made:
                 proposals += made
                 offers = self._best(step, proposals)
-        chosen = self._allocate(step, batch, offers, weighed)
+        chosen = self._allocate(step, batch, offers, weighed, sunk)
         probe = next((p for p in proposals if p.probe and p.draft.distributions), None)
         if probe is not None and not chosen.rows:
             # What was drawn is scored by its verification alone.
             offers[probe.place] = replace(offers[probe.place], proposal=probe)
-            chosen = forced(offers, probe, batch, self.times, weighed)
+            chosen = forced(offers, probe, batch, self.times, weighed + sunk)
         admitted = [NO_DRAFT] * len(offers)
         for place, (offer, length) in enumerate(zip(offers, chosen.lengths, strict=False)):
             if offer.proposal is not None and length:
@@ -156,25 +162,34 @@ class NoLoss:
         elif chosen.wanted:
             # Looking for all must not go on where nothing can be bet.
             reason = why.ACCOUNT
-            self._since_bet = HOT
+            self._since_bet = HOT + 1
         else:
             reason = why.NO_GAIN if proposals else why.NO_PROPOSAL
         self._note(reason, step, len(proposals), admitted)
         return admitted
 
     def _allocate(
-        self, step: StepView, batch: Batch, offers: Sequence[Offer], spent_ms: float
+        self,
+        step: StepView,
+        batch: Batch,
+        offers: Sequence[Offer],
+        spent_ms: float = 0.0,
+        sunk_ms: float = 0.0,
     ) -> Allocation:
-        room = self.account.room(c.number for c in step.candidates)
+        room = self.account.room(c.number for c in step.candidates) - sunk_ms / batch.plain_ms
         return allocate(offers, batch, self.times, step.rows, room, spent_ms)
 
     def settle(self, step: StepView, result: StepResult) -> None:
         """See `Controller`. A plain step's own time is no bet's fault: only what betting took of
         it is charged. Beside prompts a bet is charged by what its rows are expected to take, since
         the prompts' time is not known so well."""
-        for request, tokens in result.committed.items():
-            self.acceptance.commit(request, tokens)
         bet, self._bet = self._bet, None
+        if bet is not None and bet.allocation.rows != sum(result.drafted.values()):
+            # There were no blocks for all of it.
+            for request in result.committed:
+                self.acceptance.cut(request, result.drafted.get(request, 0))
+        for request, tokens in (*result.committed.items(), *result.started.items()):
+            self.acceptance.commit(request, tokens)
         if not result.committed or not self.times.known:
             self._settle_other(step, result)
         elif bet is None:
@@ -217,48 +232,50 @@ class NoLoss:
         return min(spent, 0.9 * budget)
 
     def _settle_other(self, step: StepView, result: StepResult) -> None:
-        """A step in which nobody could have drafted, such as one of prompts alone: the drafters
-        take them in."""
-        if self.times.known and result.total > 0.0:
+        """A step in which nobody could have drafted, such as one of prompts alone."""
+        if self.times.known:
             plain = self.times.plain(max(step.requests, 1), step.kv_tokens)
-            self.account.settle({}, result.betting / plain, result.total / plain)
+            time = (result.took + result.betting) / plain
+            self.account.settle({}, result.betting / plain, time)
 
     def _settle_bet(self, step: StepView, result: StepResult, bet: _Bet) -> None:
-        plain = bet.batch.plain_ms
-        self._note_looking(result, bet)
-        expected, took = bet.allocation.verify_ms, result.total - result.betting
+        plain, expected, took = bet.batch.plain_ms, bet.allocation.verify_ms, result.took
+        usual = self._note_looking(result, bet) * plain
+        drafted = sum(result.drafted.values())
         if step.prompt_rows:
             took = expected
-        elif result.drafted == bet.allocation.rows:
-            self.times.record_verify(step.requests, expected, result.drafted, took)
-            took = plain * self._pauses.charged(took / plain, expected / plain)
+        elif drafted == bet.allocation.rows:
+            self.times.record_verify(step.requests, expected, drafted, took)
+        looking = result.betting - bet.model_ms
+        time = self._pauses.charged((took + looking) / plain, (expected + usual) / plain)
+        time += bet.model_ms / plain
         self._verify_run += 1
         if self._verify_run >= VERIFY_RUN:
             self._verify_run, self._plain_left = 0, PLAIN_RUN
-        time = (took + result.betting) / plain
         self.account.settle(_counts(result), time - 1.0, time)
 
     def _settle_plain(self, step: StepView, result: StepResult, bet: _Bet) -> None:
         plain = bet.batch.plain_ms
-        self._note_looking(result, bet)
+        usual = self._note_looking(result, bet)
         self._verify_run = 0
         if not step.prompt_rows:
-            took = result.total - result.betting
-            self._pauses.plain(took / plain)
-            self.times.record_plain(step.requests, step.kv_tokens, took)
-        spent = result.betting / plain
-        self.account.settle(_counts(result), spent if self._hot else self._idle(spent, 1), 1.0)
+            self._record_plain(step, result.steps, plain)
+        model = bet.model_ms / plain
+        charge = result.betting / plain - model
+        if self._hot:
+            charge = self._pauses.charged(1.0 + charge, 1.0 + usual) - 1.0
+        else:
+            charge = self._idle(charge, 1)
+        self.account.settle(_counts(result), model + charge, 1.0)
         if bet.looked and not self._hot:
             self._rest()
 
     def _settle_rest(self, step: StepView, result: StepResult) -> None:
         """Steps that went by without a question."""
-        steps = len(result.totals)
+        steps = len(result.steps)
         plain = self.times.plain(step.requests, step.kv_tokens)
-        took = [ms - result.betting / steps for ms in result.totals]
-        for ms in took:
-            self._pauses.plain(ms / plain)
-        self.times.record_plain(step.requests, step.kv_tokens, *took)
+        self._keep(why.RESTING, _Bet(Batch(step.requests, step.kv_tokens, 0, plain)))
+        self._record_plain(step, result.steps, plain)
         self.resting -= steps
         self._steps += steps
         self._since_bet += steps
@@ -266,10 +283,20 @@ class NoLoss:
         charge = self._idle(result.betting / plain, steps)
         self.account.settle(_counts(result), charge, float(steps), steps)
 
-    def _note_looking(self, result: StepResult, bet: _Bet) -> None:
+    def _record_plain(self, step: StepView, took: Sequence[float], plain: float) -> None:
+        if self.times.calibrated(step.requests, False):
+            for ms in took:
+                self._pauses.plain(ms / plain)
+        self.times.record_plain(step.requests, step.kv_tokens, *took)
+
+    def _note_looking(self, result: StepResult, bet: _Bet) -> float:
+        """What looking takes while hot, in plain steps, before this step is taken in."""
+        usual = self._looking
         if self._hot:
             took = (result.betting - bet.model_ms) / bet.batch.plain_ms
-            self._looking += 0.2 * (took - self._looking)
+            # A pause of the machine is not what looking takes.
+            self._looking += 0.2 * (min(took, 2.0 * usual + 0.05) - usual)
+        return usual
 
     def _look_up(self, step: StepView, drafters: Drafters) -> list[Proposal]:
         """What the drafters have to say that cost no pass of a model."""
@@ -329,16 +356,20 @@ class NoLoss:
     def _note(
         self, reason: str, step: StepView, proposals: int = 0, admitted: Sequence[Draft] = ()
     ) -> None:
-        bet = self._bet
         self.decisions.count(reason, (len(d.tokens) for d in admitted))
-        if bet is None or not self.decisions.tells(reason):
+        if self._bet is not None:
+            self._keep(reason, self._bet, proposals, [d for d in admitted if d.tokens])
+
+    def _keep(
+        self, reason: str, bet: _Bet, proposals: int = 0, taken: Sequence[Draft] = ()
+    ) -> None:
+        if not self.decisions.tells(reason):
             return
-        taken = [d for d in admitted if d.tokens]
         self.decisions.keep(
             why.Decision(
                 step=self._steps,
                 reason=reason,
-                requests=step.requests,
+                requests=bet.batch.requests,
                 proposals=proposals,
                 lengths=tuple(len(d.tokens) for d in taken),
                 sources=tuple(d.source for d in taken),

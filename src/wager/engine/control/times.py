@@ -65,6 +65,8 @@ class StepTimes:
     def refresh(self) -> None:
         """Take over the cost table as it is now."""
         self._until_refresh = _REFRESH
+        learnt = (*self._plain.items(), *self._verify.items())
+        before = [self.weights(2.0 ** (size - 1)) for size, _ in learnt]
         self._scalar.clear()
         near, far = (self._costs.table(c) for c in CONTEXTS)
         self._read, self._attend = _per_token(near, far)
@@ -75,6 +77,9 @@ class StepTimes:
         self._ms = np.maximum.accumulate(np.array([table[int(r)] for r in self._rows]))
         if len(self._rows) > 1:
             self._slope = (self._ms[-1] - self._ms[-2]) / (self._rows[-1] - self._rows[-2])
+        # The table followed the same steps: what it learnt must not be corrected twice.
+        for (size, factor), ms in zip(learnt, before, strict=True):
+            factor.log -= math.log(self.weights(2.0 ** (size - 1)) / ms)
 
     def calibrated(self, requests: int, prompts: bool) -> bool:
         """Whether plain steps of about that many requests were measured. ``prompts``: of any
