@@ -18,7 +18,7 @@ RESTING: Final = "looked often enough"
 PLAIN: Final = "a plain step, to know what one takes"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """One step that could have had drafts.
 

@@ -19,6 +19,7 @@ from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import LossAccount
 from wager.engine.control.allocate import Allocation, Batch, Offer, Proposal, allocate, forced
 from wager.engine.control.base import Candidate, StepResult, StepView, ask
+from wager.engine.control.bids import Bids
 from wager.engine.control.passes import Passes, with_model, without_model
 from wager.engine.control.pauses import Pauses
 from wager.engine.control.times import StepTimes
@@ -26,8 +27,6 @@ from wager.engine.drafting import Drafters
 from wager.speculation import SpeculationConfig
 from wager.types import NO_DRAFT, Draft
 
-CAUTION: Final = 1.0
-"""Standard errors that the chances of a draft are put lower, since they are estimates."""
 HOT: Final = 10
 """Steps after a bet in which all requests are looked up, fewer where looking is dear."""
 HOT_COST: Final = 0.25
@@ -121,15 +120,13 @@ class NoLoss:
         if self._bet is None:
             raise AssertionError("a draft is asked for in a step without bets")
         batch = self._bet.batch
-        proposals = self._look_up(step, drafters)
-        offers = self._best(step, proposals)
+        bids = self._look_up(step, drafters)
         spent = weighed = sunk = 0.0
         for member in with_model(drafters):
-            values = [sum(o.survival) for o in offers]
-            gain = self._allocate(step, batch, offers).gain
+            gain = self._allocate(step, batch, bids.offers).gain
             alone = len(drafters.members) == 1
             made, ms, expected = self.passes.propose(
-                step, batch, member, values, self._most, gain, alone, self._steps
+                step, batch, member, bids.values, self._most, gain, alone, self._steps
             )
             spent += ms
             # Where tokens are drawn at random, how long that took tells of what was drawn.
@@ -138,9 +135,8 @@ class NoLoss:
                 sunk += cost  # it was not made to pay
             else:
                 weighed += cost
-            if made:
-                proposals += made
-                offers = self._best(step, proposals)
+            bids.add(made)
+        proposals, offers = bids.proposals, bids.offers
         chosen = self._allocate(step, batch, offers, weighed, sunk)
         probe = next((p for p in proposals if p.probe and p.draft.distributions), None)
         if probe is not None and not chosen.rows:
@@ -298,21 +294,22 @@ class NoLoss:
             self._looking += 0.2 * (min(took, 2.0 * usual + 0.05) - usual)
         return usual
 
-    def _look_up(self, step: StepView, drafters: Drafters) -> list[Proposal]:
+    def _look_up(self, step: StepView, drafters: Drafters) -> Bids:
         """What the drafters have to say that cost no pass of a model."""
         room = self.account.room(c.number for c in step.candidates)
         hot = self._hot and self._looking <= room
-        found = []
+        bids = Bids(step.candidates, self.acceptance)
         for member in without_model(drafters):
-            limits = [
-                self._limit(c) if self._due(c, member.method, hot, place) else 0
-                for place, c in enumerate(step.candidates)
-            ]
+            limits = [0] * len(step.candidates)
+            for place, candidate in enumerate(step.candidates):
+                most = self._limit(candidate)
+                if self._due(candidate, member.method, hot, place) and not bids.enough(place, most):
+                    limits[place] = most
             drafts = ask(member, step.candidates, limits) if any(limits) else ()
-            found += [
-                Proposal(p, member.method, d, limits[p]) for p, d in enumerate(drafts) if d.tokens
-            ]
-        return found
+            bids.add(
+                [Proposal(p, member.method, d, limits[p]) for p, d in enumerate(drafts) if d.tokens]
+            )
+        return bids
 
     def _limit(self, candidate: Candidate) -> int:
         return min(candidate.limit, self._most)
@@ -326,25 +323,6 @@ class NoLoss:
             return False
         streak = self.acceptance.awaits(candidate.number, method)
         return streak is None or streak >= STREAK
-
-    def _best(self, step: StepView, proposals: Sequence[Proposal]) -> list[Offer]:
-        """By candidate the proposal that is expected to bring most."""
-        best = [Offer((), c.context) for c in step.candidates]
-        values = [0.0] * len(best)
-        for proposal in proposals:
-            place, draft = proposal.place, proposal.draft
-            survival = self.acceptance.survival(
-                step.candidates[place].number,
-                draft.source,
-                draft.match_length,
-                proposal.length,
-                CAUTION,
-            )
-            value = sum(survival)
-            if value > values[place]:
-                best[place] = Offer(survival, step.candidates[place].context, proposal)
-                values[place] = value
-        return best
 
     def _await(self, step: StepView, proposals: Sequence[Proposal]) -> None:
         """Every proposal is scored once its tokens are known, verified or not."""
