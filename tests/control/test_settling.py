@@ -77,6 +77,18 @@ def test_where_nothing_can_be_bet_looking_is_within_the_budget() -> None:
     assert reasons[why.BET] - before[why.BET] > 100
 
 
+def test_bets_that_bring_less_than_a_look_takes_keep_nobody_looking() -> None:
+    """They are taken where they are found, since the look is paid for by then."""
+    simulation = Simulation(world("always", TWO_CORES, 16, search_ms=0.05, answer=1 << 20))
+    controller = simulation.controller
+    simulation.run(40)
+    assert controller._hot  # type: ignore[attr-defined]
+    controller._looking = 99.0  # type: ignore[attr-defined]
+    simulation.run(3)
+    assert controller.decisions.last[-1].reason == why.BET
+    assert controller._since_bet > 0  # type: ignore[attr-defined]
+
+
 def test_a_pause_in_a_look_does_not_stop_what_pays() -> None:
     simulation = Simulation(world("always", TWO_CORES, answer=1 << 20))
     simulation.run(200)

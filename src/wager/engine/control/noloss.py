@@ -152,7 +152,9 @@ class NoLoss:
         self._bet = _Bet(batch, chosen, spent, looked=True)
         reason = why.BET
         if chosen.rows:
-            self._since_bet = 0
+            # What brings less than looking for it took is taken, but not looked for again.
+            if chosen.gain >= self._looking:
+                self._since_bet = 0
             share = chosen.rows / batch.requests
             self._rows_per_request += 0.2 * (share - self._rows_per_request)
         elif chosen.wanted:
