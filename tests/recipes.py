@@ -115,6 +115,7 @@ def recipe(name: str, k: int, **options: Any) -> dict[str, Any]:
     return {
         "method": f"tests.recipes:{name}",
         "num_speculative_tokens": k,
+        "controller": "off",
         "options": options,
     }
 
@@ -123,6 +124,7 @@ def ngram(k: int, low: int = 2, high: int = 5) -> dict[str, Any]:
     return {
         "method": "ngram",
         "num_speculative_tokens": k,
+        "controller": "off",
         "prompt_lookup_min": low,
         "prompt_lookup_max": high,
     }

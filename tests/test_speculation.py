@@ -9,17 +9,21 @@ import pytest
 from wager.errors import ConfigError
 from wager.speculation import SpeculationConfig
 
+JOINT: dict[str, Any] = {
+    "method": ["suffix", "ngram", "draft_model"], "num_speculative_tokens": 8, "model": "D",
+    "prompt_lookup_min": 2, "prompt_lookup_max": 5, "suffix_decoding_max_cached_requests": 0,
+}  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
+    JOINT,
     {"method": "ngram", "num_speculative_tokens": 4},
+    {"method": "ngram"},
+    {"method": "ngram", "loss_budget": 0.02, "objective": "latency"},
+    {"method": "ngram", "num_speculative_tokens": 4, "controller": "off"},
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "cyclic": False},
     {"method": "suffix", "num_speculative_tokens": 24, "suffix_decoding_max_spec_factor": 2.5},
     {
         "method": "draft_model", "num_speculative_tokens": 4, "model": "self",
         "quantization": "int8", "verify": "rejection", "block_verification": True,
-    },
-    {
-        "method": ["suffix", "ngram", "draft_model"], "num_speculative_tokens": 8, "model": "D",
-        "prompt_lookup_min": 2, "prompt_lookup_max": 5, "suffix_decoding_max_cached_requests": 0,
     },
     {
         "method": ["tests.recipes:Garbage", "suffix"], "num_speculative_tokens": 3,
@@ -40,7 +44,7 @@ def test_the_values_in_effect_make_the_same_config(config: dict[str, Any]) -> No
 
 
 def test_each_method_takes_its_own_keys() -> None:
-    read = SpeculationConfig.parse(CONFIGS[4])
+    read = SpeculationConfig.parse(JOINT)
     assert read is not None
     suffix, ngram, model = (one.options for one in read.methods)
     assert suffix.suffix_decoding_max_cached_requests == 0
@@ -67,3 +71,24 @@ def test_each_method_takes_its_own_keys() -> None:
 def test_what_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 4, **change})
+
+
+def test_auto_is_what_needs_no_model() -> None:
+    read = SpeculationConfig.parse({"method": "auto"})
+    assert read is not None
+    assert [one.method for one in read.methods] == ["suffix", "ngram"]
+    assert read.methods[1].options.bounds == (2, 5)
+    assert (read.controller, read.num_speculative_tokens) == ("on", 16)
+    assert "only where it pays (0.5 % may be lost)" in read.describe()
+    other = SpeculationConfig.parse({"method": "auto", "prompt_lookup_min": 3})
+    assert other is not None
+    assert other.methods[1].options.bounds == (3, 5)
+
+
+@pytest.mark.parametrize(("given", "mode"), [(True, "on"), (False, "off"), ("off", "off")])
+def test_the_controller_is_switched_by_words_or_truth(given: object, mode: str) -> None:
+    read = SpeculationConfig.parse(
+        {"method": "ngram", "num_speculative_tokens": 2, "controller": given}
+    )
+    assert read is not None
+    assert read.controller == mode

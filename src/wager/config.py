@@ -4,7 +4,8 @@ engine) or RequestError (options of one request), and names the option."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from wager.checks import choice, real, whole
@@ -69,12 +70,47 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSpeculation:
+    """What one request asks of speculation: none, fewer draft tokens, or one of the engine's
+    methods only. Raises RequestError."""
+
+    enabled: bool = True
+    num_speculative_tokens: int | None = None
+    method: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise RequestError(f"speculation: enabled must be true or false, got {self.enabled!r}")
+        if self.num_speculative_tokens is not None:
+            name = "speculation: num_speculative_tokens"
+            whole(name, self.num_speculative_tokens, 1, (1 << 31) - 1, error=RequestError)
+        if self.method is not None and not isinstance(self.method, str):
+            raise RequestError(f"speculation: method must be a name, got {self.method!r}")
+
+    @classmethod
+    def of(cls, given: RequestSpeculation | Mapping[str, Any] | None) -> RequestSpeculation | None:
+        """From a mapping with these keys."""
+        if given is None or isinstance(given, RequestSpeculation):
+            return given
+        if not isinstance(given, Mapping):
+            raise RequestError('speculation: must be an object, e.g. {"enabled": false}')
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(map(str, given)) - set(known))
+        if unknown:
+            raise RequestError(
+                f"speculation: unknown key {unknown[0]!r}; known keys: {', '.join(known)}"
+            )
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled. Names and meanings follow vLLM's SamplingParams.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1 means all. ``seed`` None draws a fresh one.
     ``logprobs`` is the number of alternatives to report per token (0: only the chosen one).
-    ``ignore_eos`` goes on past the model's end tokens. Raises RequestError.
+    ``ignore_eos`` goes on past the model's end tokens. ``speculation`` overrides the engine's for
+    this request (a mapping with the fields of `RequestSpeculation` will do). Raises RequestError.
     """
 
     temperature: float = 1.0
@@ -90,8 +126,10 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    speculation: RequestSpeculation | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "speculation", RequestSpeculation.of(self.speculation))
         # One string, or any sequence of them, is what callers of other engines are used to giving.
         given: Any = self.stop
         stop = (given,) if isinstance(given, str) else tuple(given or ())

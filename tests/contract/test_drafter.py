@@ -23,8 +23,13 @@ from wager.types import Draft
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": ngram(6, low=1, high=4),
     "ngram_gpu": {**ngram(6, low=1, high=4), "method": "ngram_gpu"},
-    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
-    "draft_model": {"method": "draft_model", "num_speculative_tokens": 6, "model": "OTHER"},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 6, "controller": "off"},
+    "draft_model": {
+        "method": "draft_model",
+        "num_speculative_tokens": 6,
+        "controller": "off",
+        "model": "OTHER",
+    },
 }
 LISTS: dict[str, dict[str, Any]] = {
     "suffix, ngram": {**ngram(6, low=1, high=4), "method": ["suffix", "ngram"]},
@@ -33,6 +38,7 @@ LISTS: dict[str, dict[str, Any]] = {
     },
     "suffix, ngram, draft_model": {
         "method": ["suffix", "ngram", "draft_model"], "num_speculative_tokens": 4,
+        "controller": "off",
         "model": "self", "quantization": "int8",
     },
 }  # fmt: skip

@@ -20,7 +20,8 @@ VOCAB = 288
 
 def drafting(model: Path | str, k: int = 4, **options: Any) -> dict[str, Any]:
     return {
-        "method": "draft_model", "num_speculative_tokens": k, "model": str(model), **options,
+        "method": "draft_model", "num_speculative_tokens": k, "controller": "off",
+        "model": str(model), **options,
     }  # fmt: skip
 
 
@@ -244,7 +245,9 @@ def test_own_weights_rounded(make_llm: Callable[..., LLM], quantization: str, le
 )
 def test_bad_keys_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SpeculationConfig.parse({"method": "draft_model", "num_speculative_tokens": 4, **options})
+        SpeculationConfig.parse(
+            {"method": "draft_model", "num_speculative_tokens": 4, "controller": "off", **options}
+        )
 
 
 @pytest.mark.parametrize(

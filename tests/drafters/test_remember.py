@@ -45,7 +45,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def setting(method: str | list[str], path: Path | None, **options: Any) -> dict[str, Any]:
-    given = {"method": method, "num_speculative_tokens": 6, **options}
+    given = {"method": method, "num_speculative_tokens": 6, "controller": "off", **options}
     if "ngram" in method:
         given |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     return given if path is None else given | {"draft_memory": str(path)}

@@ -22,7 +22,7 @@ from wager.types import CompletionOutput, DraftCounts
 MODEL = "smollm2-135m"
 
 SETTINGS: list[dict[str, Any]] = [
-    {"method": "ngram", "num_speculative_tokens": k}
+    {"method": "ngram", "num_speculative_tokens": k, "controller": "off"}
     | {"prompt_lookup_min": low, "prompt_lookup_max": high, "match": match, "cyclic": cyclic}
     for k, low, high, match, cyclic in [
         (1, 1, 1, "recent", True),
@@ -36,21 +36,25 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 # Methods that learn across requests, and lists. They depend on the order of the requests.
 LEARNING: list[dict[str, Any]] = [
-    {"method": "suffix", "num_speculative_tokens": 8},
+    {"method": "suffix", "num_speculative_tokens": 8, "controller": "off"},
     {
-        "method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_tree_depth": 6,
+        "method": "suffix", "num_speculative_tokens": 16, "controller": "off",
+        "suffix_decoding_max_tree_depth": 6,
         "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_max_spec_offset": 1.0,
         "suffix_decoding_min_token_prob": 0.0,
     },
     {
-        "method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_cached_requests": 3,
+        "method": "suffix", "num_speculative_tokens": 4, "controller": "off",
+        "suffix_decoding_max_cached_requests": 3,
     },
     {
-        "method": ["suffix", "ngram"], "num_speculative_tokens": 6, "prompt_lookup_min": 1,
+        "method": ["suffix", "ngram"], "num_speculative_tokens": 6, "controller": "off",
+        "prompt_lookup_min": 1,
         "prompt_lookup_max": 3, "suffix_decoding_min_token_prob": 0.6,
     },
     {
-        "method": ["ngram", "suffix"], "num_speculative_tokens": 6, "prompt_lookup_min": 2,
+        "method": ["ngram", "suffix"], "num_speculative_tokens": 6, "controller": "off",
+        "prompt_lookup_min": 2,
         "prompt_lookup_max": 5,
     },
 ]  # fmt: skip

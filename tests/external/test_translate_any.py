@@ -176,7 +176,7 @@ def test_real_options_are_no_slips(option: str) -> None:
 
 
 def test_a_line_of_wager_for_another_engine_is_that_engines_to_take() -> None:
-    line = "wager serve --engine llamacpp T.gguf -sc "
+    line = "wager serve T.gguf --engine llamacpp -sc "
     config = '{"method":"draft_model","model":"D.gguf","num_speculative_tokens":4}'
     found = translate(f"{line}'{config}'")
     assert [f for f in found.reading.findings if f.severity == "error"] == []

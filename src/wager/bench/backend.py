@@ -217,10 +217,10 @@ def check_arm(arm: Arm) -> str:
 def _config(arm: Arm) -> SpeculationConfig | None:
     if arm.speculation is None:
         return None
-    config = SpeculationConfig.parse(arm.speculation.config())
-    if config is not None and _memories(config):
+    config = SpeculationConfig.measured(arm.speculation.config())
+    if _memories(config):
         # One that grew would hold the answers to the prompts that come again in the next round.
-        config = SpeculationConfig.parse({**config.values(), memory_options.READ_ONLY: True})
+        config = SpeculationConfig.measured({**config.values(), memory_options.READ_ONLY: True})
     return config
 
 

@@ -13,6 +13,7 @@ from wager.cli.stream import answer, wants_color
 from wager.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from wager.cli.run import Telling
     from wager.engine.llm import LLM
     from wager.engine.stats import EngineStats
     from wager.types import RequestOutput
@@ -25,16 +26,15 @@ class Session:
         self,
         llm: LLM,
         chosen: dict[str, Any],
+        telling: Telling,
         *,
         system: str | None,
-        stats: bool,
-        no_color: bool,
     ) -> None:
         self._llm = llm
         self._params = replace(llm.default_params(), **chosen)
         self._start = [{"role": "system", "content": system}] if system is not None else []
-        self._stats = stats
-        self._color = wants_color(sys.stdout, no_color)
+        self._stats, self._explain = telling.stats, telling.explain
+        self._color = wants_color(sys.stdout, telling.no_color)
 
     def once(self, text: str, raw: bool) -> None:
         """One answer. Models with a chat template are asked through it, unless ``raw``."""
@@ -79,6 +79,9 @@ class Session:
 
     def _answer(self, ids: Sequence[int], said: list[str]) -> None:
         self._llm.engine.stats.reset()
+        bets = self._llm.engine.bets
+        if bets is not None:
+            bets.controller.decisions.reset()
         last = answer(self._llm, ids, self._params, sys.stdout, self._color, said)
         if not (said and said[-1].endswith("\n")):
             print()
@@ -87,6 +90,9 @@ class Session:
             asked = self._llm.engine.speculation
             several = asked is not None and len(asked.methods) > 1
             print(statistics(self._llm.engine.stats, last, several), file=sys.stderr)
+        if self._explain and bets is not None:
+            sys.stdout.flush()
+            print(bets.controller.decisions.describe(), file=sys.stderr)
 
 
 def _read_line() -> str | None:

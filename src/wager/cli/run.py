@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,16 @@ from wager.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from wager.engine.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What is told beside the answers."""
+
+    stats: bool
+    explain: bool
+    no_color: bool
+
 
 SAMPLING = "Sampling (default: the model's generation config)"
 
@@ -54,6 +65,9 @@ Stop = Annotated[
     typer.Option("--stop", help="End before this text; repeatable.", rich_help_panel=SAMPLING),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Say afterwards what speculation did.")]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Say afterwards what the controller decided, and why.")
+]
 NoColor = Annotated[
     bool, typer.Option("--no-color", help="Accepted draft tokens in no other colour.")
 ]
@@ -74,6 +88,7 @@ def run(
     seed: Seed = None,
     stop: Stop = None,
     stats: Stats = False,
+    explain: Explain = False,
     no_color: NoColor = False,
     weights: options.Weights = "auto",
     kv: options.Kv = "auto",
@@ -101,10 +116,16 @@ def run(
         raise ConfigError("raw: a chat needs the chat template; give a PROMPT with --raw")
     if raw and system is not None:
         raise ConfigError("system: has no place in a raw prompt; leave out --raw or --system")
+    if explain and (speculation is None or speculation.controller == "off"):
+        raise ConfigError(
+            "explain: there is no controller at work; give a --speculative-config, and leave "
+            '"controller" on'
+        )
     with options.load(model, config, speculation) as llm:
         if speculation is not None:
             print(f"speculation: {speculation.describe()}", file=sys.stderr)
-        _converse(llm, text, chosen, raw=raw, system=system, stats=stats, no_color=no_color)
+        telling = Telling(stats, explain, no_color)
+        _converse(llm, text, chosen, telling, raw=raw, system=system)
 
 
 def _speculation(text: str | None, memory: Path | None) -> SpeculationConfig | None:
@@ -121,15 +142,14 @@ def _converse(
     llm: LLM,
     text: str | None,
     chosen: dict[str, Any],
+    telling: Telling,
     *,
     raw: bool,
     system: str | None,
-    stats: bool,
-    no_color: bool,
 ) -> None:
     from wager.cli.chat import Session
 
-    session = Session(llm, chosen, system=system, stats=stats, no_color=no_color)
+    session = Session(llm, chosen, telling, system=system)
     if text is None:
         session.chat()
     else:

@@ -64,6 +64,7 @@ class DraftQuery:
     ``limit`` the most tokens that a draft may hold (>= 1), already clipped to what the request,
     its context and the step have room for. The rest is there where `DrafterNeeds.blocks` asks for
     it: ``tokens`` are the observed ones, ``table`` has room for ``length + limit`` tokens.
+    ``method`` is the only one that the request wants to hear; "": any.
     """
 
     request: int
@@ -72,6 +73,7 @@ class DraftQuery:
     tokens: Sequence[int] = ()
     table: BlockTable | None = None
     sampler: SequenceState | None = None
+    method: str = ""
 
 
 class Drafter(Protocol):
@@ -126,5 +128,16 @@ class Drafter(Protocol):
         """The engine ends, or changes the method: write what is to last.
 
         Used afterwards only where the engine refused the new method.
+        """
+        ...
+
+
+class ModelDrafter(Drafter, Protocol):
+    """A drafter whose tokens cost passes of a model (``needs.blocks``)."""
+
+    def behind(self, request: int, length: int) -> int:
+        """How many of a request's ``length`` tokens it has to compute before its first draft token.
+
+        May be too many: what other requests share is known only when it is asked.
         """
         ...

@@ -149,6 +149,11 @@ class DraftModelDrafter:
         """Forget a request; its blocks may still serve another one."""
         self._cursors.pop(request, None)
 
+    def behind(self, request: int, length: int) -> int:
+        """Tokens beyond those that are in place, the last draft taken to have come true."""
+        cursor = self._cursors.get(request)
+        return length if cursor is None else max(length - cursor.valid - len(cursor.drafted), 1)
+
     def clear(self) -> None:
         """Forget all requests and all blocks."""
         self._cursors.clear()

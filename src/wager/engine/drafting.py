@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
-from wager.drafters.base import Drafter, DraftHost, DraftQuery
+from wager.drafters.base import Drafter, DraftHost, DraftQuery, ModelDrafter
 from wager.errors import ConfigError
 from wager.registry import drafter_class
 from wager.speculation import MethodConfig, SpeculationConfig
@@ -21,8 +22,10 @@ class GuardedDrafter:
     ``failures`` counts those requests, ``seconds`` the time spent in the drafter.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, vocab_size: int, method: str = "") -> None:
         self.drafter = drafter
+        self.method = method
+        self.needs_blocks = drafter.needs.blocks
         self.vocab_size = vocab_size
         self.failures = 0
         self.seconds = 0.0
@@ -49,7 +52,7 @@ class GuardedDrafter:
                     f"method: {config.method!r} {why}, for which there is no engine here"
                 )
             drafter.attach(host)
-        return cls(drafter, vocab_size)
+        return cls(drafter, vocab_size, config.method)
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One valid draft per query, at most ``limit`` tokens; NO_DRAFT where there is none."""
@@ -72,6 +75,21 @@ class GuardedDrafter:
         answers = {q.request: d for q, d in zip(asked, drafts, strict=True)}
         return [answers.get(q.request, NO_DRAFT) for q in queries]
 
+    def serves(self, request: int) -> bool:
+        """Whether the drafter was not switched off for a request."""
+        return request not in self._off
+
+    def behind(self, request: int, length: int) -> int:
+        """Of a drafter with a model, see `ModelDrafter`; ``length`` where it cannot tell, and then
+        it is switched off for the request."""
+        if request in self._off:
+            return length
+        try:
+            return max(int(cast(ModelDrafter, self.drafter).behind(request, length)), 1)
+        except Exception as error:
+            self._switch_off([request], error)
+            return length
+
     def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
         self._tell(request, lambda: self.drafter.start(request, prompt, tenant))
 
@@ -89,7 +107,10 @@ class GuardedDrafter:
             self.seconds += time.perf_counter() - started
 
     def clear(self) -> None:
-        self.drafter.clear()
+        try:
+            self.drafter.clear()
+        except Exception as error:
+            log.warning("the drafter failed to forget: %s: %s", type(error).__name__, error)
 
     def close(self) -> None:
         try:
@@ -151,7 +172,7 @@ class Drafters:
 
     def __init__(self, drafters: Sequence[GuardedDrafter]) -> None:
         self.members = drafters
-        self.needs_blocks = any(d.drafter.needs.blocks for d in drafters)
+        self.needs_blocks = any(d.needs_blocks for d in drafters)
 
     @classmethod
     def create(
@@ -172,11 +193,15 @@ class Drafters:
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One valid draft per query, at most ``limit`` tokens; NO_DRAFT where there is none."""
-        drafts = self.members[0].propose(queries)
-        for drafter in self.members[1:]:
-            silent = [i for i, draft in enumerate(drafts) if not draft.tokens]
+        drafts = [NO_DRAFT] * len(queries)
+        for drafter in self.members:
+            silent = [
+                i
+                for i, query in enumerate(queries)
+                if not drafts[i].tokens and query.method in ("", drafter.method)
+            ]
             if not silent:
-                break
+                continue
             found = drafter.propose([queries[i] for i in silent])
             for i, draft in zip(silent, found, strict=True):
                 drafts[i] = draft

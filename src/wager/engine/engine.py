@@ -1,7 +1,8 @@
 """The step loop.
 
-    scheduler.plan -> drafter.propose -> controller.admit -> target.forward -> verify
-    -> truncate what was refused -> drafter.observe -> tokens to the streams
+    scheduler.plan -> controller.looks, drafters observe, controller.draft (asks them)
+    -> target.forward -> verify -> truncate what was refused -> the controller settles
+    -> tokens to the streams
 
 Knows neither text (the sequence's state does) nor which drafting method it has.
 """
@@ -18,12 +19,13 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from wager.config import EngineConfig, SamplingParams
-from wager.drafters.base import DraftHost, DraftQuery
-from wager.engine.controller import Controller, FixedLength
+from wager.drafters.base import DraftHost
+from wager.engine.bets import Bets
+from wager.engine.control.times import StepTimes
 from wager.engine.costs import StepCosts
-from wager.engine.drafting import Drafters, cut_after_end
+from wager.engine.drafting import Drafters
 from wager.engine.memory import block_bytes, choose_blocks, kv_kind
-from wager.engine.request import Request, Sequence, check_prompt
+from wager.engine.request import Request, Sequence, check_prompt, check_speculation
 from wager.engine.scheduler import Scheduler, Work
 from wager.engine.stats import EngineStats
 from wager.errors import ConfigError, RequestError
@@ -65,18 +67,24 @@ class Engine:
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens)
         self.stats = EngineStats()
         self.costs = StepCosts(self._measured_step)
+        self.times = StepTimes(self.costs)
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
         self._ended: list[Sequence] = []  # aborted, not yet reported
         self._over: list[Sequence] = []  # ended, the drafters not yet told
-        self.drafters: Drafters | None = None
+        self.bets: Bets | None = None
         self.set_speculation(speculation)
 
     def close(self) -> None:
         """End the drafters, which write what is to last. Nothing is drafted afterwards."""
-        if self.drafters is not None:
-            self.drafters.close()
-            self.drafters = None
+        if self.bets is not None:
+            self.bets.drafters.close()
+            self.bets = None
+
+    @property
+    def drafters(self) -> Drafters | None:
+        """Those of the method in use; None while there is none."""
+        return self.bets.drafters if self.bets is not None else None
 
     # Configuration, while idle
 
@@ -94,9 +102,9 @@ class Engine:
             self._drafter_bytes += per_block
             self._resize(choose_blocks(self.model, self.config, self._drafter_bytes, granted))
 
-        if self.drafters is not None:
+        if self.bets is not None:
             # So that the next ones find what these learnt.
-            self.drafters.close()
+            self.bets.drafters.close()
         self._drafter_bytes = 0
         try:
             drafters = None if speculation is None else self._drafters_of(speculation, reserve)
@@ -106,17 +114,12 @@ class Engine:
             self._drafter_bytes = held
             self._resize(blocks)
             raise
-        k = speculation.num_speculative_tokens if speculation is not None else 0
         self.speculation = speculation
-        self.drafters = drafters
-        self.controller: Controller = FixedLength(k)
+        self.bets = None
         self._verify: Rule = verify
-        # Whether each draft has its share of the rows before it is made: one that is drawn must not
-        # be cut for what was drawn, and a model's passes should not be for nothing.
-        self._evenly = False
         if speculation is not None and drafters is not None:
             self._verify = rule(speculation.verify, speculation.block_verification)
-            self._evenly = drafters.needs_blocks or speculation.verify != "match"
+            self.bets = Bets(speculation, drafters, self.scheduler, self.times)
 
     def _drafters_of(
         self, speculation: SpeculationConfig, reserve: Callable[[int], None]
@@ -135,8 +138,8 @@ class Engine:
         """Empty the prefix cache and what drafters learnt across requests. Only while idle."""
         self._require_idle("reset_caches")
         self.pool.clear_cache()
-        if self.drafters is not None:
-            self.drafters.clear()
+        if self.bets is not None:
+            self.bets.clear()
 
     # Requests
 
@@ -150,6 +153,7 @@ class Engine:
         """Queue a prompt. Raises RequestError, and nothing is queued, if it cannot be served."""
         prompt = [int(token) for token in prompt_ids]
         check_prompt(prompt, params, self.vocab_size, self.max_model_len)
+        check_speculation(params.speculation, self.speculation)
         number = next(self._numbers)
         name = request_id if request_id is not None else f"request-{number}"
         if name in self._requests:
@@ -199,76 +203,37 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns what is new of each request that progressed."""
         started = time.perf_counter()
-        drafting = (self.drafters.seconds, self.drafters.failures) if self.drafters else (0.0, 0)
+        bets = self.bets
         preempted = self.scheduler.preemptions
         progressed, self._ended = self._ended, []
-        works = self.scheduler.plan(self._draft_rows())
-        self._draft(works)
+        works = self.scheduler.plan(bets.rows() if bets else 0)
+        if bets is not None:
+            bets.draft(works)
         forward_started = time.perf_counter()
         logits = self.target.forward([w.span for w in works]).logits if works else None
         forward_ended = time.perf_counter()
         if works and logits is not None:
             progressed.extend(self._commit(works, logits))
         sampled = time.perf_counter()
-        self._observe(works)
+        over, self._over = self._over, []
+        if bets is not None:
+            bets.end(over)
         outputs = self._outputs(progressed)
         if self.config.check_integrity:
             self.check_integrity()
         self.stats.preemptions += self.scheduler.preemptions - preempted
+        total = time.perf_counter() - started
         draft = 0.0
-        if self.drafters is not None:
-            draft = self.drafters.seconds - drafting[0]
-            self.stats.drafter_failures += self.drafters.failures - drafting[1]
+        if bets is not None:
+            draft, failures = bets.settle(works, total)
+            self.stats.drafter_failures += failures
         if works:
             self._record(
-                works,
-                time.perf_counter() - started,
-                forward_ended - forward_started,
-                sampled - forward_ended,
-                draft,
+                works, total, forward_ended - forward_started, sampled - forward_ended, draft
             )
         return outputs
 
     # The parts of a step
-
-    def _draft_rows(self) -> int:
-        cap = self.controller.cap() if self.drafters else 0
-        return cap * sum(1 for s in self.scheduler.running if s.decoding) if cap else 0
-
-    def _draft(self, works: list[Work]) -> None:
-        if self.drafters is None or (cap := self.controller.cap()) == 0:
-            return
-        due = [w for w in works if w.decoding and w.sequence.observed == len(w.sequence.tokens)]
-        rows = self.scheduler.draft_room(works)
-        if due and self._evenly:
-            rows //= len(due)
-        asked: list[Work] = []
-        queries: list[DraftQuery] = []
-        for work in due:
-            limit = min(cap, rows, work.sequence.state.room - 1)
-            if self.drafters.needs_blocks:
-                limit = self.scheduler.grow_for_draft(work, limit)
-            if limit > 0:
-                asked.append(work)
-                queries.append(self._query(work.sequence, limit))
-        if not queries:
-            return
-        drafts = [
-            cut_after_end(d, w.sequence.state.ends_with)
-            for w, d in zip(asked, self.drafters.propose(queries), strict=True)
-        ]
-        admitted = self.controller.admit(drafts, self.scheduler.draft_room(works))
-        for work, draft in zip(asked, admitted, strict=True):
-            if draft.tokens:
-                self.scheduler.place_draft(work, draft)
-
-    def _query(self, sequence: Sequence, limit: int) -> DraftQuery:
-        length = len(sequence.tokens)
-        if self.drafters is None or not self.drafters.needs_blocks:
-            return DraftQuery(sequence.number, length, limit)
-        return DraftQuery(
-            sequence.number, length, limit, sequence.tokens, sequence.table, sequence.state
-        )
 
     def _commit(self, works: list[Work], logits: F32) -> list[Sequence]:
         """Sample along each draft, keep what was committed, cut what was refused."""
@@ -304,6 +269,7 @@ class Engine:
             sequence.table.truncate(sequence.computed)
             flags = [j < verdict.accepted for j in range(len(verdict.committed))]
             sequence.fresh_flags.extend(flags)
+            work.committed = verdict.committed
             counted = (len(work.draft.tokens), verdict.accepted, len(verdict.committed))
             sequence.counts.record(*counted)
             self.stats.record_draft(work.draft.source, *counted)
@@ -311,28 +277,6 @@ class Engine:
             if sequence.state.finish_reason is not None:
                 self._end(sequence)
         return progressed
-
-    def _observe(self, works: list[Work]) -> None:
-        """Tell the drafters what was committed; the prompt follows the first token, so that a first
-        token never waits for an index."""
-        over, self._over = self._over, []
-        if self.drafters is None:
-            return
-        for work in works:
-            if work.sequence.state.finish_reason is None and work.samples:
-                self._tell(self.drafters, work.sequence)
-        for sequence in over:
-            if len(sequence.tokens) > sequence.request.prompt_length:
-                self._tell(self.drafters, sequence)
-            self.drafters.release(sequence.number)
-
-    def _tell(self, drafters: Drafters, sequence: Sequence) -> None:
-        request, size = sequence.request, len(sequence.tokens)
-        if sequence.observed == 0:
-            drafters.start(sequence.number, request.prompt_ids, request.cache_salt)
-            sequence.observed = request.prompt_length
-        drafters.observe(sequence.number, sequence.tokens[sequence.observed : size])
-        sequence.observed = size
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -365,9 +309,10 @@ class Engine:
             prompt_rows=prompt_rows,
             draft_rows=draft_rows,
         )
-        if not prompt_rows:
-            context = sum(w.sequence.computed for w in works)
-            self.costs.record(len(works) + draft_rows, context, 1e3 * (forward + sample))
+        if not prompt_rows and len(works) == 1:
+            # The table is one of single requests.
+            context = works[0].sequence.computed
+            self.costs.record(1 + draft_rows, context, 1e3 * (forward + sample))
 
     # Checks
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from wager.config import SamplingParams
+from wager.config import RequestSpeculation, SamplingParams
 from wager.errors import RequestError
 from wager.runtime.kv import BlockTable
 from wager.sampling.sampler import SequenceState
+from wager.speculation import SpeculationConfig
 from wager.types import CompletionOutput, DraftCounts, RequestOutput
 
 
@@ -111,3 +112,22 @@ def check_prompt(
     for token in params.stop_token_ids:
         if token >= vocab_size:
             raise RequestError(f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}")
+
+
+def check_speculation(own: RequestSpeculation | None, engine: SpeculationConfig | None) -> None:
+    """Raise RequestError where a request asks for speculation that the engine does not have."""
+    if own is None or not own.enabled:
+        return
+    if engine is None:
+        raise RequestError("speculation: this engine decodes plainly; start it with a method")
+    most = engine.num_speculative_tokens
+    if own.num_speculative_tokens is not None and own.num_speculative_tokens > most:
+        raise RequestError(
+            f"speculation: num_speculative_tokens is {own.num_speculative_tokens}, and this engine "
+            f"drafts at most {most}"
+        )
+    methods = [one.method for one in engine.methods]
+    if own.method is not None and own.method not in methods:
+        raise RequestError(
+            f"speculation: method {own.method!r} is not one of this engine's: {', '.join(methods)}"
+        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wager.engine.request import Sequence
 from wager.ops.base import BLOCK
@@ -26,7 +26,7 @@ class Work:
     """The part of one sequence in one step: ``rows`` committed tokens, then the draft.
 
     ``samples``: the newest committed token is among the rows, so that a token follows.
-    ``decoding``: it is the only one, and not the end of a prompt.
+    ``decoding``: it is the only one, and not the end of a prompt. ``committed`` is what followed.
     """
 
     sequence: Sequence
@@ -34,6 +34,7 @@ class Work:
     samples: bool
     decoding: bool
     draft: Draft = NO_DRAFT
+    committed: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, sequence: Sequence, rows: int) -> Work:
