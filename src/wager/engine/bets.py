@@ -33,7 +33,7 @@ class Bets:
         self.config = config
         self.drafters = drafters
         self._scheduler = scheduler
-        self._times = times
+        self.times = times
         self.controller: Controller = self._fresh()
         self._step = StepView(0, 0, 0, 0)
         self._seconds = 0.0
@@ -46,7 +46,7 @@ class Bets:
 
     def _fresh(self) -> Controller:
         if self.config.controller == "on":
-            return NoLoss(self.config, self._times)
+            return NoLoss(self.config, self.times)
         evenly = self.drafters.needs_blocks or self.config.verify != "match"
         return FixedLength(self.config.num_speculative_tokens, evenly)
 
