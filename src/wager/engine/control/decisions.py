@@ -44,13 +44,16 @@ class Decision:
         said = f"step {self.step}: {self.reason}"
         if self.reason == BET:
             sources = "+".join(sorted(set(self.sources)))
-            requests = "1 request" if self.requests == 1 else f"{self.requests} requests"
             said = (
-                f"step {self.step}: {sum(self.lengths)} tokens of {sources} "
-                f"for {requests}; {self.expected:.2f} tokens expected in "
+                f"step {self.step}: {_counted(sum(self.lengths), 'token')} of {sources} "
+                f"for {_counted(self.requests, 'request')}; {self.expected:.2f} tokens expected in "
                 f"{self.verify_ms:.1f} ms, a plain step takes {self.plain_ms:.1f} ms"
             )
         return f"{said}; account {self.balance:+.2f} plain steps"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 @dataclass(slots=True)

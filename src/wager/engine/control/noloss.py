@@ -272,10 +272,11 @@ class NoLoss:
         """Steps that went by without a question."""
         steps = len(result.steps)
         plain = self.times.plain(step.requests, step.kv_tokens)
+        self._steps += 1
         self._keep(why.RESTING, _Bet(Batch(step.requests, step.kv_tokens, 0, plain)))
+        self._steps += steps - 1
         self._record_plain(step, result.steps, plain)
         self.resting -= steps
-        self._steps += steps
         self._since_bet += steps
         self.decisions.count(why.RESTING, steps=steps)
         charge = self._idle(result.betting / plain, steps)
