@@ -23,8 +23,7 @@ from benchmarks.results import FOLDER, Aim, Result, Store, at_least, table
 from wager import LLM, SamplingParams
 from wager.bench.workloads import prose
 from wager.engine.bets import Bets
-from wager.engine.control.allocate import Allocation, Batch, Offer
-from wager.engine.control.base import StepView
+from wager.engine.control.allocate import Allocation
 from wager.engine.control.noloss import NoLoss
 from wager.engine.engine import Engine
 
@@ -45,14 +44,7 @@ LEAST_RATIO = 0.995
 class Watching(NoLoss):
     """Idle for ever: looks, scores, and never bets."""
 
-    def _allocate(
-        self,
-        step: StepView,
-        batch: Batch,
-        offers: Sequence[Offer],
-        spent_ms: float = 0.0,
-        sunk_ms: float = 0.0,
-    ) -> Allocation:
+    def _allocate(self, *asked: object, **more: object) -> Allocation:
         return Allocation()
 
 

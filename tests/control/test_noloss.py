@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.control.worlds import DEVICES, H100, RULES, TWO_CORES, burst, clock_drop, world
+from tests.control.worlds import (
+    DEVICES,
+    H100,
+    RULES,
+    TWO_CORES,
+    burst,
+    clock_drop,
+    paused_look,
+    world,
+)
 from wager.bench.simulate import Simulation
 from wager.bench.worlds import Device, World, always, flip, never
 from wager.engine.control import decisions as why
 from wager.engine.control.account import CREDIT, ERROR, savings
-from wager.engine.control.base import StepResult, StepView
 from wager.engine.control.noloss import SAVED, SELDOM
 
 BUDGET = 0.005
@@ -158,14 +164,7 @@ def test_a_pause_of_the_machine_does_not_stop_looking_for_long() -> None:
     """It falls into the time that looking took, which is not what looking takes."""
     simulation = Simulation(world("never", TWO_CORES, answer=1 << 20))
     simulation.run(100)
-    settle = simulation.controller.settle
-
-    def paused(step: StepView, result: StepResult) -> None:
-        settle(step, replace(result, betting=result.betting + 25.0))
-
-    simulation.controller.settle = paused  # type: ignore[method-assign]
-    simulation.run(1)
-    simulation.controller.settle = settle  # type: ignore[method-assign]
+    paused_look(simulation, 25.0)
     reasons = simulation.controller.decisions.reasons
     before = reasons[why.RESTING]
     simulation.run(400)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.control.test_parts import table
-from tests.control.worlds import H100, TWO_CORES, world
+from tests.control.worlds import H100, TWO_CORES, paused_look, world
 from wager.bench.simulate import Simulation
 from wager.engine.control import decisions as why
 from wager.engine.control.acceptance import Acceptance
@@ -92,14 +92,7 @@ def test_bets_that_bring_less_than_a_look_takes_keep_nobody_looking() -> None:
 def test_a_pause_in_a_look_does_not_stop_what_pays() -> None:
     simulation = Simulation(world("always", TWO_CORES, answer=1 << 20))
     simulation.run(200)
-    settle = simulation.controller.settle
-
-    def paused(step: StepView, result: StepResult) -> None:
-        settle(step, replace(result, betting=result.betting + 100.0))
-
-    simulation.controller.settle = paused  # type: ignore[method-assign]
-    simulation.run(1)
-    simulation.controller.settle = settle  # type: ignore[method-assign]
+    paused_look(simulation, 100.0)
     reasons = simulation.controller.decisions.reasons
     before = reasons[why.BET]
     simulation.run(100)

@@ -64,11 +64,9 @@ class Bets:
     def draft(self, works: list[Work]) -> None:
         """Attach to the step's requests what is to be verified."""
         self._seconds = 0.0
-        if self._resting:
+        if self._resting and works and len(works) == len(self._resters) and works[-1].decoding:
             # Nothing is bet for a while: such a step must cost next to nothing.
-            if works and len(works) == len(self._resters) and works[-1].decoding:
-                return
-            self._resting = 0
+            return
         started = time.perf_counter()
         self._wake()
         decoding = [w for w in works if w.decoding]

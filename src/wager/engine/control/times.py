@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from wager.engine.costs import CONTEXTS, StepCosts
 
 F64: TypeAlias = NDArray[np.float64]
-Spread: TypeAlias = tuple[int, int]
 
 _CLOCK_SHARE: Final = 0.1
 _PLAIN_SHARE: Final = 0.02
@@ -110,7 +109,9 @@ class StepTimes:
         base = self.weights(requests) + (self._read + self._attend) * kv_tokens
         return base * math.exp(self._clock + _log_of(self._plain, requests))
 
-    def curve(self, requests: int, kv_tokens: int, drafted: Spread, beside: int = 0) -> Curve:
+    def curve(
+        self, requests: int, kv_tokens: int, drafted: tuple[int, int], beside: int = 0
+    ) -> Curve:
         """What verify steps of a batch take, with a number of drafted rows in the range
         ``drafted``.
 
