@@ -138,7 +138,7 @@ def test_steps_between_and_beyond_what_was_measured() -> None:
 def test_tables_from_files(tmp_path: Path) -> None:
     costs = StepCosts(lambda rows, context: 0.0)
     for rows, context, ms in ((1, 64, 5.0), (9, 64, 7.0), (1, 1024, 6.0), (9, 1024, 9.0)):
-        costs.record(rows, context, ms)
+        costs.cells[rows, context] = ms
     saved = tmp_path / "costs.json"
     costs.save(saved)
     assert dict(step_table(str(saved)).known) == {1: 5.0, 9: 7.0}
