@@ -211,9 +211,9 @@ def test_another_version_is_refused_unless_forced(tmp_path: Path, model: str, ll
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "engine: wager's own server is not there yet; use `wager run` or `wager bench`"),
+        (["--threads", "2"], "threads: is an option of wager's own engine"),
         (["--engine", "ollama"], "engine: Ollama runs as a service of its own and has no n-gram"),
-        (["--engine", "tgi"], "engine: must be one of vllm, sglang, llamacpp; got 'tgi'"),
+        (["--engine", "tgi"], "engine: must be one of own, vllm, sglang, llamacpp; got"),
         (["--arm", "plain,ngram:k=4"], "arm: a server runs one arm, and these are 2: plain, ngram"),
         (["--arm", "ngram:k=4", "-sc", "{}"], "arm: give one of --tuned, --arm and"),
         (["-sc", "[]"], "speculative-config: must be a JSON object"),

@@ -72,6 +72,11 @@ class Tokenizer:
         return self._template is not None
 
     @property
+    def chat_template(self) -> str | None:
+        """The text of the model's chat template."""
+        return None if self._template is None else self._template.text
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Tokens that are no text: decoding leaves them out unless asked."""
         return frozenset(self._special)
@@ -99,17 +104,30 @@ class Tokenizer:
         return "".join(map(stream.push, ids)) + stream.flush()
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The conversation as the model's template writes it; encode with ``add_special=False``.
 
-        Raises RequestError when the model has no template, or the template refuses the messages.
+        See `ChatTemplate.render`. Raises RequestError when the model has no template, or the
+        messages, tools or options of the template (``kwargs``) cannot be taken.
         """
         if self._template is None:
             raise RequestError(
                 "messages: this model has no chat template; give a plain prompt instead"
             )
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(
+            messages,
+            add_generation_prompt,
+            tools=tools,
+            kwargs=kwargs,
+            continue_final_message=continue_final_message,
+        )
 
     def stream(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """For the tokens that follow ``prompt_ids``, whose text is not repeated."""

@@ -1,0 +1,260 @@
+"""What the two routes share: a request on its way through the engine, and how its reply goes out.
+
+The client that goes away, the time that is over and the server that stops all end a request by
+cancelling its handler (`lifetime`); whatever this module waits for then closes the streams of the
+engine, which aborts the request within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from wager import __version__
+from wager.config import SamplingParams
+from wager.errors import WagerError
+from wager.server.errors import SERVER, ApiError, request_id_of
+from wager.server.sse import EventStream
+from wager.server.usage import Progress, figures, speed, usage
+from wager.types import CompletionOutput, DraftCounts, RequestOutput
+
+if TYPE_CHECKING:
+    from wager.server.schema import StreamOptions
+    from wager.server.service import Service
+
+FINGERPRINT = f"wager-{__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk of a reply repeats."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, kind: str, model: str) -> Head:
+        """With an id that no other reply has."""
+        return cls(f"{prefix}-{secrets.token_hex(12)}", kind, int(time.time()), model)
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """A reply, or a chunk of one."""
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+            **more,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What a stream tells of the usage: at its ``end``, and ``always``, in every chunk."""
+
+    end: bool = False
+    always: bool = False
+
+
+def telling(stream: bool, options: StreamOptions | None) -> Telling:
+    """By ``stream_options``. Raises ApiError (400)."""
+    if options is None:
+        return Telling()
+    if not stream:
+        text = "stream_options: only with stream: true"
+        raise ApiError(400, text, param="stream_options")
+    end, always = bool(options.include_usage), bool(options.continuous_usage_stats)
+    if always and not end:
+        text = "stream_options: continuous_usage_stats needs include_usage: true"
+        raise ApiError(400, text, param="stream_options")
+    return Telling(end, always)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the engine is asked for. ``prompt_only``: the one token that it cannot but write is
+    taken away again."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    cache_salt: str = ""
+    prompt_only: bool = False
+
+
+class Run:
+    """The prompts of one request in the engine. ``prompts`` is how far each of them is."""
+
+    def __init__(self, service: Service, asked: Asked, head: Head, route: str) -> None:
+        self.service = service
+        self.asked = asked
+        self.head = head
+        self._route = route
+        now = time.perf_counter()
+        self.prompts = [
+            Progress(f"{head.id}-{number}", ids, now) for number, ids in enumerate(asked.prompts)
+        ]
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """What is new, with the number of its prompt. Closing it aborts what is left.
+
+        Raises RequestError for what the engine refuses, and ApiError (500) where the engine gave
+        up on a request.
+        """
+        streams = [
+            self.service.llm.stream(
+                one.prompt_ids,
+                self.asked.params,
+                cache_salt=self.asked.cache_salt,
+                request_id=one.name,
+            )
+            for one in self.prompts
+        ]
+        refused = False  # Never accepted: not among the requests that are counted as such.
+        try:
+            async with aclosing(_merged(streams)) as merged:
+                async for number, given in merged:
+                    piece = _nothing_written(given) if self.asked.prompt_only else given
+                    self._take(number, piece)
+                    yield number, piece
+        except WagerError:
+            refused = True
+            raise
+        finally:
+            now = time.perf_counter()
+            for one in self.prompts:
+                if not one.over and (one.begun or not refused):
+                    one.abandon(self._route, self.head.model, now, self.service)
+
+    def _take(self, number: int, piece: RequestOutput) -> None:
+        failed = any(choice.finish_reason == "abort" for choice in piece.outputs)
+        one = self.prompts[number]
+        one.take(piece, time.perf_counter(), self.service)
+        if failed:
+            message = "the model gave no usable result; the request was ended"
+            raise ApiError(500, message, kind=SERVER, code="request_failed")
+        if piece.finished:
+            one.finish(self._route, self.head.model, self.asked.params.max_tokens, self.service)
+
+    def usage(self, reasoning_tokens: int | None = None) -> dict[str, Any]:
+        """So far."""
+        return usage(
+            sum(len(one.prompt_ids) for one in self.prompts),
+            sum(one.tokens for one in self.prompts),
+            sum(one.cached_tokens for one in self.prompts),
+            reasoning_tokens,
+        )
+
+    def outputs(self) -> list[RequestOutput]:
+        """The whole answers, in the order of the prompts."""
+        return [one.whole() for one in self.prompts]
+
+    def figures(self) -> dict[str, Any]:
+        """``speculation`` and ``timings``, once all is there."""
+        return figures(self.outputs(), self.service)
+
+    def index(self, number: int, choice: CompletionOutput) -> int:
+        """The index of a choice in the reply: those of the first prompt come first."""
+        return number * self.asked.params.n + choice.index
+
+    def whole_reply(self, body: dict[str, Any]) -> JSONResponse:
+        """A reply in one piece."""
+        return JSONResponse(body, headers=speed(self.outputs()))
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """The items of all streams as they come, with the stream's number."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    inbox: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
+
+    async def pour(number: int) -> None:
+        end: Exception | None = None
+        try:
+            async with aclosing(streams[number]) as stream:
+                async for item in stream:
+                    inbox.put_nowait((number, item))
+        except Exception as error:
+            end = error
+        inbox.put_nowait((number, end))
+
+    tasks = [asyncio.create_task(pour(number)) for number in range(len(streams))]
+    left = len(tasks)
+    try:
+        while left:
+            number, item = await inbox.get()
+            if isinstance(item, RequestOutput):
+                yield number, item
+            elif item is None:
+                left -= 1
+            else:
+                raise item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _nothing_written(piece: RequestOutput) -> RequestOutput:
+    """The same without the tokens of the answer."""
+    return replace(piece, outputs=[_emptied(choice) for choice in piece.outputs])
+
+
+def _emptied(choice: CompletionOutput) -> CompletionOutput:
+    ended = choice.finish_reason
+    return CompletionOutput(
+        index=choice.index,
+        token_ids=[],
+        text="",
+        finish_reason="length" if ended in ("stop", "length") else ended,
+        logprobs=None if choice.logprobs is None else [],
+        counts=DraftCounts(),
+    )
+
+
+class Reply(Protocol):
+    """A reply of one of the routes, before anything was computed for it."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether it goes out while it is made."""
+        ...
+
+    async def whole(self) -> Response:
+        """It in one piece."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """It as the events of a stream; the first comes when nothing is refused any more."""
+        ...
+
+
+async def respond(
+    request: Request, service: Service, prepare: Callable[[], Awaitable[Reply]]
+) -> Response:
+    """Let the request in, prepare it, and answer it. Raises what the handlers may raise."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(service.admit())
+        reply = await prepare()
+        if not reply.stream:
+            return await reply.whole()
+        events = await stack.enter_async_context(aclosing(reply.events()))
+        first = await events.__anext__()
+        return EventStream(first, events, stack.pop_all(), request_id_of(request))
+    raise AssertionError("an exit stack that swallows exceptions")

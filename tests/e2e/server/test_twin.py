@@ -1,0 +1,98 @@
+"""The twin run: 400 combinations of what a request can ask for, with and without speculation.
+
+Each is asked of a plain server, alone, and of one that drafts: streamed or not, with 0, 4 or 16
+draft tokens, eight at a time. Everything that the client sees is equal, and so are the token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.server.answers import Answer, ask_all
+from tests.e2e.server.combos import COUNT, LENGTHS, Combination, combinations, counted
+from tests.e2e.server.harness import Live, serving
+from tests.recipes import ngram
+
+BLOCK = 40
+SAMPLE = combinations()
+
+
+def test_the_sample_covers_every_field() -> None:
+    found = counted(SAMPLE)
+    rare = {"echo", "tools", "structured_outputs", "response_format", "chat_template_kwargs",
+            "continue_final_message", "allowed_token_ids", "bad_words", "prompt_logprobs",
+            "stop_token_ids", "cache_salt", "n", "min_p", "logit_bias"}  # fmt: skip
+    assert len(SAMPLE) == COUNT
+    assert all(found[name] >= 8 for name in rare), found
+    assert min(found[name] for name in ("temperature", "stop", "logprobs", "messages")) >= 60
+    cells = {(c.length, c.stream) for c in SAMPLE}
+    assert cells == {(length, stream) for length in LENGTHS for stream in (False, True)}
+    assert combinations() == SAMPLE
+
+
+def compare(live_plain: Live, live: Live, sample: list[Combination]) -> tuple[int, int]:
+    """All of the sample equal; returns drafted and accepted tokens."""
+    expected = ask_all(live_plain, [c.body for c in sample], width=1)
+    found = ask_all(live, [c.twin for c in sample], width=8)
+    drafted = accepted = 0
+    for combination, plain, twin in zip(sample, expected, found, strict=True):
+        assert twin == plain, combination
+        ids = live.recorder.of(combination.number)
+        assert ids == live_plain.recorder.of(combination.number), combination
+        assert ids
+        told = _told(twin, combination)
+        drafted += told[0]
+        accepted += told[1]
+    live.survives()
+    return drafted, accepted
+
+
+def _told(twin: Answer, combination: Combination) -> tuple[int, int]:
+    """Drafted and accepted tokens of a reply, which agree with what was asked."""
+    told = twin.speculation
+    if combination.length == 0:
+        assert told is None or told["drafted"] == 0, told
+        return 0, 0
+    assert told is not None, combination
+    assert len(told["by_position"]) <= combination.length
+    drafted, accepted = told["drafted"], told["accepted"]
+    assert 0 <= accepted <= drafted
+    assert sum(told["by_position"]) == accepted
+    # Each step commits what it accepted and at most one token more.
+    assert accepted <= twin.tokens <= accepted + told["steps"]
+    return drafted, accepted
+
+
+@pytest.mark.parametrize("block", range(COUNT // BLOCK))
+def test_everything_is_equal_with_and_without_speculation(
+    block: int, plain: Live, betting: Live
+) -> None:
+    sample = SAMPLE[block * BLOCK : (block + 1) * BLOCK]
+    drafted, accepted = compare(plain, betting, sample)
+    assert 0 < accepted < drafted, "no draft was accepted, or none refused"
+
+
+# The real model, on a part of it.
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[tuple[Live, Live]]:
+    with (
+        serving("smollm2-135m", weights="int8", max_num_seqs=1, prefix_cache=False) as plain,
+        serving(
+            "smollm2-135m", weights="int8", speculation=ngram(16, low=1, high=4),
+            max_num_seqs=16, max_batch_tokens=64,
+        ) as betting,
+    ):  # fmt: skip
+        yield plain, betting
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("block", range(4))
+def test_the_same_on_smollm2(block: int, smollm2: tuple[Live, Live]) -> None:
+    # Its template knows neither tools nor reasoning.
+    fit = [c for c in SAMPLE if not {"tools", "chat_template_kwargs"} & set(c.names)]
+    drafted, accepted = compare(*smollm2, fit[block * 16 : (block + 1) * 16])
+    assert 0 < accepted < drafted
