@@ -33,3 +33,7 @@ class UnsupportedModel(ModelError):
 
 class RequestError(WagerError):
     """A request that cannot be served (too long, bad sampling option); names the field."""
+
+
+class NoTokenLeft(ValueError):
+    """The options of a request exclude every token at some place of its answer."""

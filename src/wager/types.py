@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+NO_TOKEN_LEFT: Final = "the options of the request leave no token"
+"""How the stop reason begins of a sequence that was aborted for that."""
 # Finest first.
 WeightKind: TypeAlias = Literal["f32", "int8", "int4"]
 KvKind: TypeAlias = Literal["f32", "f16"]

@@ -104,6 +104,31 @@ def test_a_draft_is_no_longer_than_asked_for() -> None:
     assert len(found.distributions) == 3
 
 
+@pytest.mark.parametrize(("model", "off"), [(False, True), (True, False)])
+def test_one_that_takes_too_long_is_off_for_those_who_asked(model: bool, off: bool) -> None:
+    """But not one with a model: what that takes is in proportion to the text."""
+    now = 0.0
+    slow = Told({1: draft(1), 2: draft(2)})
+    subject = GuardedDrafter(slow, V, clock=lambda: now)
+    subject.needs_blocks = model
+    note = slow._note
+
+    def takes(call: str, what: Any) -> None:
+        nonlocal now
+        now += {"start": 0.1, "propose": 1.5}.get(call, 0.0)
+        note(call, what)
+
+    slow._note = takes  # type: ignore[method-assign]
+    subject.start(1, [5], "")
+    assert subject.failures == 0
+    # What it found is right all the same.
+    assert subject.propose(queries(1)) == [draft(1)]
+    assert subject.failures == int(off)
+    assert subject.propose(queries(1, 2))[0] == (NO_DRAFT if off else draft(1))
+    assert slow.calls[-1] == ("propose", [2] if off else [1, 2])
+    assert subject.seconds == pytest.approx(3.1)
+
+
 def test_a_member_that_fails_is_off_for_those_who_asked(caplog: pytest.LogCaptureFixture) -> None:
     first, second = Told({}, fails=["propose"]), Told({1: draft(5), 2: draft(6)})
     subject = together(first, second)

@@ -30,7 +30,7 @@ from wager.engine.request import Request, Sequence, check_prompt, check_speculat
 from wager.engine.scheduler import Scheduler, Work
 from wager.engine.shares import share
 from wager.engine.stats import EngineStats
-from wager.errors import ConfigError, RequestError
+from wager.errors import ConfigError, NoTokenLeft, RequestError
 from wager.models.decoder import DecoderOutput
 from wager.models.load import Model
 from wager.runtime.kv import BlockPool, BlockTable, blocks_for
@@ -40,7 +40,7 @@ from wager.sampling.rejection import Rule, rule
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
 from wager.speculation import SpeculationConfig
-from wager.types import CompletionOutput, Draft, RequestOutput
+from wager.types import NO_TOKEN_LEFT, CompletionOutput, Draft, RequestOutput
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +296,9 @@ class Engine:
 
     def _give_up(self, sequence: Sequence, error: ValueError) -> None:
         log.warning("request %s ends: %s", sequence.request.request_id, error)
-        sequence.state.stop_reason = f"no token could be picked: {error}"
+        own = isinstance(error, NoTokenLeft)
+        what = NO_TOKEN_LEFT if own else "the model gave no usable logits"
+        sequence.state.stop_reason = f"{what}: {error}"
         sequence.state.finish("abort")
         # What was committed before the bad row were accepted drafts.
         committed = len(sequence.state.output_ids) + sequence.request.prompt_length

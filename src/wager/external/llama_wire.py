@@ -13,8 +13,7 @@ from typing import Any, Final
 from wager.backend import Prompt
 from wager.config import SamplingParams
 from wager.errors import ConfigError
-from wager.external.openai import error_text
-from wager.external.openai import UNSENT
+from wager.external.openai import UNSENT, error_text
 from wager.external.reply import Reply, ReplyError
 from wager.types import FinishReason, TokenLogprob
 

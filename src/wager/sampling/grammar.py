@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.config import StructuredOutput
-from wager.errors import RequestError
+from wager.errors import NoTokenLeft, RequestError
 from wager.ops.base import F32
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ class GrammarMask:
 
     def advance(self, token: int) -> bool:
         """Take in a committed token that ends nothing by itself; True where the grammar is
-        satisfied and no text can follow. Raises ValueError where it does not allow the token."""
+        satisfied and no text can follow. Raises NoTokenLeft where it does not allow the token."""
         self._tokens.append(token)
         if self._matcher.try_consume_tokens([token]) != 1:
             self._restart()
         return self._matcher.is_stopped()
 
     def _allowed(self, ahead: list[int]) -> Mask | None:
-        """None behind the end. Raises ValueError where the grammar fails at this place."""
+        """None behind the end. Raises NoTokenLeft where the grammar fails at this place."""
         if any(token in self._grammar.eos_ids for token in ahead):
             return None
         for _ in range(2):
@@ -152,14 +152,14 @@ class GrammarMask:
             # Copies share their lexer, whose limits count what other requests looked at, too.
             why = self._matcher.get_error()
             self._restart()
-        raise ValueError(f"the grammar lets nothing follow: {_line(why)}")
+        raise NoTokenLeft(f"the grammar lets nothing follow: {_line(why)}")
 
     def _restart(self) -> None:
         """The same place, with a lexer of its own."""
         self._matcher = self._grammar.renewed()
         if self._matcher.try_consume_tokens(self._tokens) != len(self._tokens):
             why = self._matcher.get_error() or "a token that it does not allow"
-            raise ValueError(f"the grammar refuses the answer: {_line(why)}")
+            raise NoTokenLeft(f"the grammar refuses the answer: {_line(why)}")
 
 
 class _Vocabulary:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wager.config import SamplingParams
+from wager.errors import NoTokenLeft
 from wager.models.tokenizer import Detokenizer
 from wager.ops.base import F32, OpSet, SelectParams
 from wager.sampling.grammar import GrammarMask
@@ -133,20 +134,23 @@ class SequenceState:
         """The token that comes next, from a model's logits [V]; the row is not changed.
 
         ``ahead`` are tokens that a draft puts behind the committed ones. Raises ValueError on NaN
-        or +inf. The noise depends on the token's absolute position alone, not on how the row came
-        to be nor on whose logits they are: a drafter that picks with it agrees with the target
-        wherever their distributions let it.
+        or +inf, NoTokenLeft where the options exclude all. The noise depends on the token's
+        absolute position alone, not on how the row came to be nor on whose logits they are: a
+        drafter that picks with it agrees with the target wherever their distributions let it.
         """
         processed = self.process(row, ahead)
         return ops.select(processed, self.selection, self.position + len(ahead))
 
     def process(self, row: F32, ahead: Sequence[int] = ()) -> F32:
-        """The logits [V] after the request's processors, with ``ahead`` as part of the history."""
+        """The logits [V] after the request's processors, with ``ahead`` as part of the history.
+        Raises NoTokenLeft."""
         if not self._processors:
             return row
         history: History = _Ahead(self.prompt_ids, self.output_ids, ahead) if ahead else self
         for process in self._processors:
             row = process(row, history)
+        if row.max() == -np.inf:
+            raise NoTokenLeft("every token is excluded")
         return row
 
     def commit(self, token: int, row: F32, ops: OpSet) -> None:

@@ -40,6 +40,7 @@ COMPILE_S: Final = 2.0
 """What a grammar may take to compile."""
 _STOP_IDS: Final = 1024
 _DIGITS: Final = 10
+_MOST_TOKENS: Final = (1 << 31) - 1
 
 _AS_GIVEN: Final = (
     "temperature", "top_p", "top_k", "min_p", "seed", "n", "min_tokens", "presence_penalty",
@@ -104,6 +105,8 @@ def _max_tokens(body: Body) -> int | None:
             raise RequestError("max_tokens: must be at least 1; 0 is for completions with echo")
         # The engine has no answer without a token; it is not shown.
         return 1
+    name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    whole(name, asked, 1, _MOST_TOKENS, error=RequestError)
     return asked
 
 

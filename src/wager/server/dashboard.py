@@ -1,8 +1,7 @@
 """``/dashboard``: one page that draws what one JSON object says, asked for each second.
 
-The page, its style and its script are files of the package and hold no data, so they are open;
-``/dashboard/live`` and ``/debug/controller`` are not. All times in the JSON say their unit; what is
-estimated says so in its name; what is not known is null.
+The page, its style and its scripts are files of the package and hold no data. All times in the JSON
+say their unit; what is estimated says so in its name; what is not known is null.
 """
 
 from __future__ import annotations
@@ -38,9 +37,6 @@ RECENT_S: Final = 60.0
 _TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 _PAGE: Final = "dashboard.html"
 _FILES: Final = ("dashboard.css", "dashboard.js", "charts.js")
-OPEN_PATHS: Final = frozenset({"/dashboard", *(f"/dashboard/{name}" for name in _FILES)})
-"""Paths that need no key: a browser has none to give before the page has asked for it."""
-
 _SAFE: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

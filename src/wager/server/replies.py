@@ -24,7 +24,7 @@ from wager.errors import WagerError
 from wager.server.errors import SERVER, ApiError, request_id_of
 from wager.server.sse import EventStream
 from wager.server.usage import Progress, figures, speed, usage
-from wager.types import CompletionOutput, DraftCounts, RequestOutput
+from wager.types import NO_TOKEN_LEFT, CompletionOutput, DraftCounts, RequestOutput
 
 if TYPE_CHECKING:
     from wager.server.schema import StreamOptions
@@ -138,9 +138,15 @@ class Run:
                     one.abandon(self._route, self.head.model, now, self.service)
 
     def _take(self, number: int, piece: RequestOutput) -> None:
-        failed = any(choice.finish_reason == "abort" for choice in piece.outputs)
+        failed = [c.stop_reason for c in piece.outputs if c.finish_reason == "abort"]
         one = self.prompts[number]
         one.take(piece, time.perf_counter(), self.service)
+        if any(str(why).startswith(NO_TOKEN_LEFT) for why in failed):
+            message = (
+                f"{NO_TOKEN_LEFT} to go on with; look at allowed_token_ids, bad_words, logit_bias, "
+                "min_tokens and the form that is asked for"
+            )
+            raise ApiError(400, message, code="no_token_left")
         if failed:
             message = "the model gave no usable result; the request was ended"
             raise ApiError(500, message, kind=SERVER, code="request_failed")

@@ -3,7 +3,6 @@
 import { bars, ceiling, lines, rows } from "./charts.js";
 
 const LIVE = "dashboard/live";
-const KEY = "wager-api-key";
 const EVERY_MS = 1000;
 const SLOWEST_MS = 8000;
 const PATIENCE_MS = 10000;
@@ -48,42 +47,15 @@ function say(text, bad = false) {
 
 // Asking
 
-function stored() {
-  try {
-    return sessionStorage.getItem(KEY);
-  } catch {
-    return null;
-  }
-}
-
-function store(key) {
-  try {
-    if (key === null) sessionStorage.removeItem(KEY);
-    else sessionStorage.setItem(KEY, key);
-  } catch {
-    // Where nothing can be stored, the key holds until the page is loaded again.
-  }
-  held = key;
-}
-
-let held = stored();
-
 async function ask() {
   if (asking) return;
   asking = true;
   try {
-    const headers = held ? { authorization: `Bearer ${held}` } : {};
+    // Where the server wants a key, the browser asks for it, and goes on giving it.
     const reply = await fetch(LIVE, {
-      headers,
       cache: "no-store",
-      // With a key of its own the page wants no other to be asked for, or remembered.
-      credentials: held ? "omit" : "same-origin",
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
-    if (reply.status === 401 || reply.status === 403) {
-      askForKey(held !== null);
-      return;
-    }
     if (!reply.ok) throw new Error(`the server answered ${reply.status}`);
     show(await reply.json());
     wait = EVERY_MS;
@@ -103,35 +75,6 @@ function next() {
   if (!paused && !document.hidden) timer = setTimeout(ask, wait);
 }
 
-function askForKey(refused) {
-  store(null);
-  $("key-form").hidden = false;
-  $("figures").hidden = true;
-  $("forget").hidden = true;
-  say(refused ? "the server refused that key" : "waiting for a key", refused);
-  $("key").value = "";
-  $("key").focus();
-}
-
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const key = $("key").value.trim();
-  // Other characters cannot stand in a header.
-  if (!/^[\x21-\x7e]+$/.test(key)) {
-    say("a key consists of printable ASCII characters without spaces", true);
-    return;
-  }
-  store(key);
-  $("key").value = "";
-  $("key-form").hidden = true;
-  ask();
-});
-
-$("forget").addEventListener("click", () => {
-  clearTimeout(timer);
-  askForKey(false);
-});
-
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
@@ -141,7 +84,7 @@ $("pause").addEventListener("click", () => {
 });
 
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && !paused && $("key-form").hidden) ask();
+  if (!document.hidden && !paused) ask();
 });
 
 let resizing = null;
@@ -156,8 +99,6 @@ function show(data) {
   if (last && data.uptime_s < last.uptime_s) past.length = 0;
   last = data;
   $("figures").hidden = false;
-  $("key-form").hidden = true;
-  $("forget").hidden = held === null;
   past.push({
     time: data.time,
     speed: data.now.decode_tokens_per_second,
