@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.results import FOLDER, Aim, Result, Store, at_least, at_most, table
 from wager import LLM
 from wager.arms import PLAIN, Arm, parse_arms
-from wager.backend import Load, Prompt, Started
+from wager.backend import Load, Started
 from wager.bench.backend import EngineBackend
 from wager.bench.plan import Plan, PlannedCell
 from wager.bench.run import Executor, Run
@@ -35,7 +35,6 @@ from wager.engine.control.allocate import Allocation, Batch, Offer
 from wager.engine.control.base import Controller, StepView
 from wager.engine.control.noloss import NoLoss
 
-FLIP = "flip"
 CONTROLLED, IDLE = "auto", "idle"
 FIXED = ("suffix+ngram:k=4,min=2,max=5", "suffix+ngram:k=8,min=2,max=5")
 ARMS = (PLAIN, CONTROLLED, IDLE, *FIXED)
@@ -61,11 +60,11 @@ class Cell:
 
 def _cells() -> tuple[Cell, ...]:
     wanted = {
-        ("int8", 1): ("copy", "edit", "explain", "story", "random", "json", "agent", FLIP),
-        ("int8", 4): ("edit", "explain", FLIP),
-        ("int8", 16): ("copy", "edit", "explain", FLIP),
+        ("int8", 1): ("copy", "edit", "explain", "story", "random", "json", "agent", "flip"),
+        ("int8", 4): ("edit", "explain", "flip"),
+        ("int8", 16): ("copy", "edit", "explain", "flip"),
         ("int8", 32): ("edit", "story", "json"),
-        ("f32", 1): ("edit", "explain", FLIP),
+        ("f32", 1): ("edit", "explain", "flip"),
         ("f32", 4): ("agent", "story"),
         ("f32", 16): ("explain",),
     }
@@ -112,21 +111,10 @@ def arms() -> tuple[Arm, ...]:
     return (plain, auto, replace(auto, name=IDLE), *fixed)
 
 
-def drawn(cell: Cell, vocab_size: int) -> tuple[Prompt, ...]:
-    """The prompts; `flip` is a copy and a story in turn."""
-    if cell.workload != FLIP:
-        return tuple(prompts(RECIPES[cell.workload], cell.count, vocab_size, 0, MAX_TOKENS))
-    half = [
-        prompts(RECIPES[name], cell.count // 2, vocab_size, 0, MAX_TOKENS)
-        for name in ("copy", "story")
-    ]
-    return tuple(prompt for pair in zip(*half, strict=True) for prompt in pair)
-
-
 def measure(backend: Lasting, cell: Cell, vocab_size: int) -> Result:
     """By arm the seconds of each prompt, of all runs together; and how many replies differed."""
     load = Load(clients=cell.clients)
-    asked = drawn(cell, vocab_size)
+    asked = tuple(prompts(RECIPES[cell.workload], cell.count, vocab_size, 0, MAX_TOKENS))
     plan = Plan(
         engine="own",
         model="smollm2-135m",

@@ -37,7 +37,8 @@ def test_each_prompt_is_of_one_kind(name: str) -> None:
         given = [prompt.messages, prompt.text, prompt.token_ids]
         assert sum(g is not None for g in given) == 1
         assert (prompt.messages is not None) == RECIPES[name].chat
-        assert (prompt.expected is not None) == (name in ("rename", "edit"))
+        turned = name == "flip" and prompt.params.temperature == 0.0
+        assert (prompt.expected is not None) == (name in ("rename", "edit") or turned)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,13 @@ def test_each_prompt_is_of_one_kind(name: str) -> None:
 )  # fmt: skip
 def test_sampling_settings(name: str, temperature: float) -> None:
     assert {p.params.temperature for p in prompts(RECIPES[name], 16, VOCAB)} == {temperature}
+
+
+def test_flip_changes_with_every_request() -> None:
+    drawn = prompts(RECIPES["flip"], 15, VOCAB)
+    assert [p.params.temperature for p in drawn] == [0.0, 1.0] * 7 + [0.0]
+    assert all("Rename" in str(content(p)) for p in drawn[::2])
+    assert all("story" in str(content(p)) for p in drawn[1::2])
 
 
 def test_copy_goes_on_for_256_tokens() -> None:

@@ -7,7 +7,7 @@ comes of it is estimated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -162,7 +162,10 @@ class Simulation:
             candidates=[c for r in running if (c := _candidate(r)) is not None],
         )
         self._text.searched = 0
-        drafts = self.controller.draft(view, self._drafters)
+        looks = self.controller.looks(replace(view, candidates=()))
+        if not looks:
+            view = replace(view, candidates=())
+        drafts = self.controller.draft(view, self._drafters) if looks else []
         by_number = {c.number: d for c, d in zip(view.candidates, drafts, strict=True)}
         committed = {r.number: _verify(r, by_number.get(r.number, NO_DRAFT)) for r in running}
         drafted = sum(len(d.tokens) for d in drafts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 from wager.drafters.base import DraftQuery
 from wager.engine.control.base import Candidate, Controller, FixedLength, StepResult, StepView
@@ -34,7 +35,7 @@ class Bets:
         self._scheduler = scheduler
         self._times = times
         self.controller: Controller = self._fresh()
-        self._step: StepView | None = None
+        self._step = StepView(0, 0, 0, 0)
         self._seconds = 0.0
         self._settling = 0.0  # what closing the last step took: it belongs to the next one
         self._before = (0.0, 0)
@@ -59,29 +60,36 @@ class Bets:
         """Attach to the step's requests what is to be verified."""
         started = time.perf_counter()
         self._before = (self.drafters.seconds, self.drafters.failures)
-        due = [w for w in works if w.decoding and w.sequence.observed == len(w.sequence.tokens)]
-        pairs = [(w, c) for w in due if (c := self._candidate(w)) is not None]
-        sampling = [w for w in works if w.decoding]
+        decoding = [w for w in works if w.decoding]
         self._step = StepView(
-            requests=len(sampling),
-            kv_tokens=sum(w.sequence.computed for w in sampling),
+            requests=len(decoding),
+            kv_tokens=sum(w.sequence.computed for w in decoding),
             prompt_rows=sum(w.rows for w in works if not w.decoding),
             rows=self._scheduler.draft_room(works),
-            candidates=[c for _, c in pairs],
         )
+        if decoding and self.controller.looks(self._step):
+            self._look(decoding)
+        self._seconds = time.perf_counter() - started
+
+    def _look(self, decoding: list[Work]) -> None:
+        pairs = []
+        for work in decoding:
+            # Drafters are told when they are asked, and at the end: that is cheaper than each step.
+            self._tell(work.sequence)
+            candidate = self._candidate(work)
+            if candidate is not None:
+                pairs.append((work, candidate))
+        self._step = replace(self._step, candidates=[c for _, c in pairs])
         drafts = self.controller.draft(self._step, self.drafters)
         for (work, _), draft in zip(pairs, drafts, strict=True):
             if draft.tokens:
                 self._scheduler.place_draft(work, draft)
-        self._seconds = time.perf_counter() - started
 
-    def observe(self, works: Items[Work], over: Items[Sequence]) -> None:
-        """Tell the drafters what was committed; the prompt follows the first token, so that a first
-        token never waits for an index."""
+    def end(self, over: Items[Sequence]) -> None:
+        """Tell the drafters of requests that have ended."""
+        if not over:
+            return
         started = time.perf_counter()
-        for work in works:
-            if work.sequence.state.finish_reason is None and work.samples:
-                self._tell(work.sequence)
         for sequence in over:
             if len(sequence.tokens) > sequence.request.prompt_length:
                 self._tell(sequence)
@@ -93,21 +101,14 @@ class Bets:
         """Close the step that took ``total`` seconds: (seconds of the drafters in it, requests
         that one of them was switched off for)."""
         started = time.perf_counter()
-        if self._step is not None:
-            committed = {
-                w.sequence.number: w.committed for w in works if w.decoding and w.committed
-            }
-            drafted = sum(len(w.draft.tokens) for w in works)
-            self.controller.settle(
-                self._step,
-                StepResult(
-                    1e3 * (total + self._settling),
-                    1e3 * (self._seconds + self._settling),
-                    drafted,
-                    committed,
-                ),
-            )
-            self._step = None
+        committed = {w.sequence.number: w.committed for w in works if w.decoding and w.committed}
+        result = StepResult(
+            total=1e3 * (total + self._settling),
+            betting=1e3 * (self._seconds + self._settling),
+            drafted=sum(len(w.draft.tokens) for w in works),
+            committed=committed,
+        )
+        self.controller.settle(self._step, result)
         for number in self._gone:
             self.controller.release(number)
         self._gone.clear()
@@ -159,6 +160,7 @@ class Bets:
         return query
 
     def _tell(self, sequence: Sequence) -> None:
+        """Of the prompt a drafter hears behind the first token, which never waits for an index."""
         request, size = sequence.request, len(sequence.tokens)
         if sequence.observed == 0:
             self.drafters.start(sequence.number, request.prompt_ids, request.cache_salt)

@@ -228,7 +228,7 @@ class Engine:
         sampled = time.perf_counter()
         over, self._over = self._over, []
         if bets is not None:
-            bets.observe(works, over)
+            bets.end(over)
         outputs = self._outputs(progressed)
         if self.config.check_integrity:
             self.check_integrity()

@@ -1,9 +1,9 @@
 """The workloads: named sets of prompts, generated from a seed, all different.
 
 Four kinds are meant to be easy for drafts that copy (copy, rename, edit, agent), three are free
-writing (explain, story, json), two are hard by construction (words, random), and in two speculation
-cannot help much whatever it drafts, since nearly all the time goes into the prompt (summarise,
-classify).
+writing (explain, story, json), two are hard by construction (words, random), one changes between
+easy and free with every request (flip), and in two speculation cannot help much whatever it drafts,
+since nearly all the time goes into the prompt (summarise, classify).
 """
 
 from __future__ import annotations
@@ -104,6 +104,11 @@ def _story(rng: Random, _: int) -> Drawn:
     return Drawn(256, 1.0, content)
 
 
+def _flip(rng: Random, vocab_size: int) -> tuple[Drawn, ...]:
+    """What was learnt from one request is wrong for the next."""
+    return _rename(rng, vocab_size), _story(rng, vocab_size)
+
+
 def _words(rng: Random, _: int) -> Drawn:
     return Drawn(128, 0.0, " ".join(rng.choice(_WORDS) for _ in range(200)), ignore_eos=True)
 
@@ -161,6 +166,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         Recipe("agent", "ten turns of an agent at a terminal", False, agent.session),
         _one("explain", "explain in three short paragraphs, temperature 0.7", True, _explain),
         _one("story", "a short story, temperature 1.0", True, _story),
+        Recipe("flip", "a rename and a story in turn", True, _flip),
         _one("words", "go on after 200 words strung at random", False, _words),
         _one("random", "go on after 200 random tokens, temperature 1.0", False, _random),
         _one("json", "records to JSON", True, _json),

@@ -34,14 +34,15 @@ class Candidate:
 class StepView:
     """A step without drafts: ``requests`` sample in it, with ``kv_tokens`` of context together.
 
-    ``prompt_rows`` are computed beside them; ``rows`` are left for drafts.
+    ``prompt_rows`` are computed beside them; ``rows`` are left for drafts. ``candidates`` are empty
+    where nobody is asked.
     """
 
     requests: int
     kv_tokens: int
     prompt_rows: int
     rows: int
-    candidates: Sequence[Candidate]
+    candidates: Sequence[Candidate] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,18 @@ class Controller(Protocol):
         """How many rows the drafts of that many requests will want, by what is known before."""
         ...
 
+    def looks(self, step: StepView) -> bool:
+        """Whether drafters may be asked in this step, which is still without candidates. While the
+        answer is no, nothing is made for it: neither candidates, nor is a drafter told anything."""
+        ...
+
     def draft(self, step: StepView, drafters: Drafters) -> list[Draft]:
-        """What is verified, by candidate."""
+        """What is verified, by candidate; called where `looks` said yes."""
         ...
 
     def settle(self, step: StepView, result: StepResult) -> None:
-        """Take in what the step that `draft` was last called for took and brought."""
+        """Take in what the step took and brought. Every step that has requests which sample was
+        seen by `looks` before."""
         ...
 
     def release(self, request: int) -> None:
@@ -109,6 +116,10 @@ class FixedLength:
 
     def rows(self, requests: int) -> int:
         return self.k * requests
+
+    def looks(self, step: StepView) -> bool:
+        """Always."""
+        return True
 
     def draft(self, step: StepView, drafters: Drafters) -> list[Draft]:
         """All of it; where the rows do not suffice, an equal share for everybody."""

@@ -89,17 +89,14 @@ class NoLoss:
             return 0
         return int(1.5 * self._rows_per_request * requests) + 1
 
-    def draft(self, step: StepView, drafters: Drafters) -> list[Draft]:
+    def looks(self, step: StepView) -> bool:
         """See `Controller`."""
         self._steps += 1
         self._since_bet += 1
         self._bet = None
-        if not step.candidates:
-            return []
-        idle = [NO_DRAFT] * len(step.candidates)
         if not self.times.known:
             self._note(why.NO_TIMES, step)
-            return idle
+            return False
         plain_ms = self.times.plain(step.requests, step.kv_tokens)
         self.account.plain_step(plain_ms)
         batch = Batch(step.requests, step.kv_tokens, step.prompt_rows, plain_ms)
@@ -109,16 +106,18 @@ class NoLoss:
         if self._plain_left or not self.times.calibrated(step.requests, step.prompt_rows > 0):
             self._plain_left = max(self._plain_left - 1, 0)
             self._note(why.PLAIN, step)
-            return idle
+            return False
         if self._rests():
             self._note(why.RESTING, step)
-            return idle
-        proposals = self._look_up(step, drafters)
-        return self._decide(step, batch, drafters, proposals)
+            return False
+        return True
 
-    def _decide(
-        self, step: StepView, batch: Batch, drafters: Drafters, proposals: list[Proposal]
-    ) -> list[Draft]:
+    def draft(self, step: StepView, drafters: Drafters) -> list[Draft]:
+        """See `Controller`."""
+        if self._bet is None:
+            raise AssertionError("a draft is asked for in a step without bets")
+        batch = self._bet.batch
+        proposals = self._look_up(step, drafters)
         offers = self._best(step, proposals)
         spent = 0.0
         for member in with_model(drafters):
@@ -169,7 +168,7 @@ class NoLoss:
         the prompts' time is not known so well."""
         for request, tokens in result.committed.items():
             self.acceptance.commit(request, tokens)
-        bet = self._bet
+        bet, self._bet = self._bet, None
         if bet is None or not result.committed:
             self._settle_other(step, result)
             return

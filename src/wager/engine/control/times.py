@@ -48,6 +48,7 @@ class StepTimes:
         self._until_refresh = 0
         self._doubt = 0.0
         self._verified = 0
+        self._scalar: dict[float, float] = {}
         self._rows: F64 = np.empty(0)
         self._ms: F64 = np.empty(0)
         self._slope = self._read = self._attend = 0.0
@@ -63,6 +64,7 @@ class StepTimes:
     def refresh(self) -> None:
         """Take over the cost table as it is now."""
         self._until_refresh = _REFRESH
+        self._scalar.clear()
         near, far = (self._costs.table(c) for c in CONTEXTS)
         self._read, self._attend = _per_token(near, far)
         shortest = CONTEXTS[0]
@@ -89,7 +91,10 @@ class StepTimes:
 
     def weights(self, rows: float) -> float:
         """W(rows), uncorrected: the shape of a pass without its context."""
-        return float(self._weights(np.array([float(rows)]))[0])
+        found = self._scalar.get(rows)
+        if found is None:
+            found = self._scalar[rows] = float(self._weights(np.array([float(rows)]))[0])
+        return found
 
     def plain(self, requests: int, kv_tokens: int) -> float:
         """Milliseconds of a step in which each request has one row."""
