@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _Item: TypeAlias = RequestOutput | BaseException
 
+_PUBLISH_S: Final = 0.05
+"""Between two snapshots of an engine that has work: nobody looks more often."""
 _LONG_TEXT: Final = 4096
 """Characters from which on reading a prompt is left to another thread."""
 
@@ -84,6 +86,7 @@ class AsyncLLM:
         self._beat = time.monotonic()
         self._failed: BaseException | None = None
         self._snapshot = Snapshot.of(self.llm.engine)
+        self._published = 0.0
         self._closed = False
         # Nothing is put in behind the last command that the engine's thread looks at.
         self._door = threading.Lock()
@@ -118,7 +121,8 @@ class AsyncLLM:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The engine's figures as they were after its last step."""
+        """The engine's figures as they were after one of its last steps; while it has nothing to
+        do, after the last one."""
         return self._snapshot
 
     @property
@@ -256,7 +260,9 @@ class AsyncLLM:
         engine = self.llm.engine
         self._beat = time.monotonic()
         self._in_steps = len({s.request.request_id for s in engine.scheduler.running})
-        self._snapshot = Snapshot.of(engine, self._snapshot)
+        if self._beat - self._published >= _PUBLISH_S or not engine.has_work():
+            self._published = self._beat
+            self._snapshot = Snapshot.of(engine, self._snapshot)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         """Hand a step's outputs over, with one call for each event loop: a call wakes it up."""

@@ -1,6 +1,6 @@
 """The engine's state after a step, frozen: what other threads may look at.
 
-Made in the engine's thread, after each step, so it has to be cheap (microseconds): lists are
+Made in the engine's thread, many times a second, so it has to be cheap (microseconds): lists are
 copied, and nothing is computed that whoever reads it can compute.
 """
 
