@@ -124,6 +124,7 @@ def test_a_gain_beyond_the_ceiling_is_no_reason_to_use_it() -> None:
     assert verdict(gain, None) == verdict(gain, 1.2) == "use"
     assert verdict(gain, 1.0) == "no difference"
     assert verdict(loss, 1.0) == "do not use"
+    assert verdict(Ratio(1.03, 1.011, 1.05), 1.002) == "no difference"
     assert disturbed(gain, 1.05)
     assert not disturbed(gain, 1.1)
     assert not disturbed(Ratio(3.0), 1.0)

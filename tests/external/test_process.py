@@ -124,7 +124,11 @@ def test_the_children_of_an_engine_that_ended_are_ended_too(tmp_path: Path) -> N
 
 
 def test_the_line_that_names_the_cause_is_quoted_from_further_up(tmp_path: Path) -> None:
-    lines = ["start", "ValueError: no such method", *(f"later {i}" for i in range(30))]
+    lines = [
+        "WARNING: errors like `OSError: [Errno 24]` may follow",
+        "ValueError: no such method",
+        *(f"later {i}" for i in range(30)),
+    ]
     engine = EngineProcess(
         "x", [sys.executable, "-c", f"print({chr(10).join(lines)!r})"], log=tmp_path / "log"
     )

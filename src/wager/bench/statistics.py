@@ -136,7 +136,8 @@ def verdict(speedup: Ratio, highest: float | None = None) -> Verdict | None:
     """
     if speedup.low is None or speedup.high is None:
         return None
-    if speedup.low > 1.0 + MARGIN and not disturbed(speedup, highest):
+    possible = highest is None or highest > 1.0 + MARGIN
+    if speedup.low > 1.0 + MARGIN and possible and not disturbed(speedup, highest):
         return "use"
     if speedup.high < 1.0 - MARGIN:
         return "do not use"

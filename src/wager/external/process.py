@@ -35,6 +35,7 @@ _LOG_BYTES: Final = 4 << 20
 _PIECE_BYTES: Final = 1 << 16
 _LAST_WORDS_S: Final = 5.0
 _CAUSE: Final = re.compile(r"\b(?:[A-Z]\w*Error|error)\b:? ")
+_WARNING: Final = re.compile(r"\bwarning\b", re.IGNORECASE)
 _TAKEN: Final = re.compile(r"address already in use|couldn't bind|EADDRINUSE", re.IGNORECASE)
 
 
@@ -125,10 +126,11 @@ class EngineProcess:
 
     def failure(self, what: str) -> EngineError:
         """An error that says ``what`` and quotes the log: its last lines, and before them the
-        first line that names an error, if that stands further up."""
+        first line that names an error and is no warning, if that stands further up."""
         lines = [line.strip() for line in self.log_text().splitlines() if line.strip()]
         tail = lines[-_TAIL_LINES:]
-        cause = next((line for line in lines[:-_TAIL_LINES] if _CAUSE.search(line)), None)
+        above = [line for line in lines[:-_TAIL_LINES] if not _WARNING.search(line)]
+        cause = next((line for line in above if _CAUSE.search(line)), None)
         shown = " | ".join(
             line[:_LINE_CHARACTERS] for line in ([cause, "..."] if cause else []) + tail
         )

@@ -17,9 +17,13 @@ from wager.types import DraftCounts
 
 
 def request(prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of a streaming request with token ids. Raises ConfigError."""
+    """Path and body of a streaming request with token ids, without a seed. Raises ConfigError."""
     path, body = openai.request(prompt, model)
     body["return_token_ids"] = True
+    # A seeded request of which the prompt is read in pieces ends vLLM on a CPU ("CPU Generator does
+    # not use offset"), and elsewhere it is drawn for by itself, which is slower. Without it nothing
+    # is lost: a seed has no part in greedy replies, and drafts change what it leads to.
+    body.pop("seed", None)
     if not prompt.params.min_p:
         # Refused, or ignored, by a server that speculates.
         body.pop("min_p", None)
