@@ -148,8 +148,13 @@ def test_texts_are_never_taken_for_markup() -> None:
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert word not in script, name
         assert not re.search(r"setAttribute\(\"(style|on\w+)", script), name
-    assert "localStorage" not in text_of("dashboard.js")
-    assert "sessionStorage" in text_of("dashboard.js")
+
+
+def test_nothing_is_kept_in_the_browser() -> None:
+    """Neither texts nor a key: the browser itself keeps what it was given as the password."""
+    for name in ("dashboard.js", "charts.js"):
+        for word in ("localStorage", "sessionStorage", "indexedDB", "cookie"):
+            assert word not in text_of(name), name
 
 
 def test_it_can_be_used_by_everybody(page: Tags) -> None:

@@ -93,7 +93,7 @@ class ServerMetrics:
     # What happens to requests
 
     def started(self) -> None:
-        """A request was accepted."""
+        """A request goes to the engine."""
         self._received += 1
 
     def first_token(self, seconds: float) -> None:
@@ -175,7 +175,7 @@ class ServerMetrics:
     def _own(self, snapshot: Snapshot) -> Iterator[Metric]:
         """What no other engine shows."""
         family = next(self._families())
-        yield family.counter("requests_received", "Requests that were accepted.",
+        yield family.counter("requests_received", "Requests that went to the engine.",
                              one(self._received))  # fmt: skip
         yield family.counter(
             "requests_refused", "Requests that were answered with an error, by HTTP status.",

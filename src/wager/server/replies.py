@@ -20,10 +20,9 @@ from starlette.responses import JSONResponse, Response
 
 from wager import __version__
 from wager.config import SamplingParams
-from wager.errors import WagerError
 from wager.server.errors import SERVER, ApiError, request_id_of
 from wager.server.sse import EventStream
-from wager.server.usage import Progress, figures, speed, usage
+from wager.server.usage import Progress, Unfinished, figures, speed, usage
 from wager.types import NO_TOKEN_LEFT, CompletionOutput, DraftCounts, RequestOutput
 
 if TYPE_CHECKING:
@@ -121,21 +120,23 @@ class Run:
             )
             for one in self.prompts
         ]
-        refused = False  # Never accepted: not among the requests that are counted as such.
+        for one in self.prompts:
+            one.begin(self.service)
+        reason: Unfinished = "abort"
         try:
             async with aclosing(_merged(streams)) as merged:
                 async for number, given in merged:
                     piece = _nothing_written(given) if self.asked.prompt_only else given
                     self._take(number, piece)
                     yield number, piece
-        except WagerError:
-            refused = True
+        except Exception:
+            reason = "error"
             raise
         finally:
             now = time.perf_counter()
             for one in self.prompts:
-                if not one.over and (one.begun or not refused):
-                    one.abandon(self._route, self.head.model, now, self.service)
+                if not one.over:
+                    one.abandon(self._route, self.head.model, now, reason, self.service)
 
     def _take(self, number: int, piece: RequestOutput) -> None:
         failed = [c.stop_reason for c in piece.outputs if c.finish_reason == "abort"]

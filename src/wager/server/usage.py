@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wager.engine.llm import Collector
 from wager.server import truth
@@ -14,6 +14,9 @@ from wager.types import DraftCounts, RequestOutput
 
 if TYPE_CHECKING:
     from wager.server.service import Service
+
+Unfinished: TypeAlias = Literal["abort", "error"]
+"""Nobody wants the rest any more; it was refused, or could not go on."""
 
 
 def usage(
@@ -72,7 +75,8 @@ def speed(outputs: Sequence[RequestOutput]) -> dict[str, str]:
 class Progress:
     """One prompt of a request, while its answer comes.
 
-    ``arrived`` and the times that `take` is given are seconds of one clock.
+    ``arrived`` and the times that `take` is given are seconds of one clock. What has begun ends
+    once: by `finish`, or else by `abandon`.
     """
 
     name: str
@@ -86,12 +90,14 @@ class Progress:
     _last: float | None = None
     _gaps: list[float] = field(default_factory=list)
 
+    def begin(self, service: Service) -> None:
+        """It goes to the engine: from here on it is counted, and has to come to an end."""
+        service.metrics.started()
+
     def take(self, piece: RequestOutput, now: float, service: Service) -> None:
         """Note what is new. What the piece holds belongs to this object afterwards, which adds
         to it: copy what is to stay as it is."""
-        if not self.begun:
-            self.begun = True
-            service.metrics.started()
+        self.begun = True
         fresh = sum(len(choice.token_ids) for choice in piece.outputs)
         self.cached_tokens = piece.cached_tokens
         if fresh:
@@ -118,17 +124,17 @@ class Progress:
         service.metrics.finished(record)
         service.recent.add(record, output, service.llm.llm.tokenizer)
 
-    def abandon(self, route: str, model: str, now: float, service: Service) -> None:
-        """Nobody wants the rest any more."""
+    def abandon(
+        self, route: str, model: str, now: float, reason: Unfinished, service: Service
+    ) -> None:
+        """It is over before its answer was whole."""
         self.over = True
-        if not self.begun:
-            service.metrics.started()
         record = RequestRecord(
             route=route,
             model=model,
             prompt_tokens=len(self.prompt_ids),
             completion_tokens=self.tokens,
-            finish_reason="abort",
+            finish_reason=reason,
             counts=truth.counts_of(self.whole()) if self.begun else DraftCounts(),
             request_id=self.name,
             cached_tokens=self.cached_tokens,
