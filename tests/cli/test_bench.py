@@ -329,7 +329,7 @@ def test_a_drafter_of_the_targets_own_weights(tiny_path: Path, tmp_path: Path) -
         (["--arms", "plain"], "arms"),
         (["-sc", "{"], "speculative-config"),
         (["-sc", '["ngram"]'], "speculative-config"),
-        (["--arms", "ngram"], "num_speculative_tokens"),
+        (["--arms", "ngram:controller=off"], "num_speculative_tokens"),
         (["--clients", "1", "--rate", "2"], "rate"),
         (["--rate", "0"], "rate"),
         (["--rate", "fast"], "rate"),

@@ -78,7 +78,7 @@ def ngram(k: str = "8", more: str = "") -> str:
         (["-sc", ngram("8", ', "prompt_lookup_min": 0')], "prompt_lookup_min"),
         (["-sc", ngram("8", ', "colour": 1')], "colour"),
         (["-sc", ngram("8", ', "verify": "typical"')], "verify"),
-        (["-sc", '{"method": "ngram"}'], "num_speculative_tokens"),
+        (["-sc", '{"method": "ngram", "controller": "off"}'], "num_speculative_tokens"),
         (["-sc", '{"num_speculative_tokens": 8}'], "method"),
         (["-sc", "{"], "speculative-config"),
         (["-sc", "[1]"], "speculative-config"),

@@ -21,7 +21,7 @@ from wager.cli.main import main
 
 NGRAM = (
     '{"method": "ngram", "num_speculative_tokens": 4, '
-    '"prompt_lookup_min": 1, "prompt_lookup_max": 3}'
+    '"prompt_lookup_min": 1, "prompt_lookup_max": 3, "controller": "off"}'
 )
 SHORT = ["--temperature", "0", "--max-tokens", "24", "--threads", "1"]
 Capture = pytest.CaptureFixture[str]

@@ -27,7 +27,9 @@ from wager.server import run
 from wager.server.limits import read_json
 from wager.server.options import ServerOptions
 
-GREEDY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
+GREEDY: dict[str, Any] = {
+    "model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True,
+}  # fmt: skip
 
 
 # The program
@@ -154,7 +156,7 @@ def test_a_model_that_cannot_be_served_ends_it(tmp_path: Path) -> None:
 
 def test_a_server_that_was_killed_starts_again_at_once(tiny_path: Path) -> None:
     port = free_port()
-    body = json.dumps({**GREEDY, "max_tokens": 400, "ignore_eos": True, "stream": True})
+    body = json.dumps({**GREEDY, "max_tokens": 400, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     for _ in range(2):
         with started(tiny_path, port) as process:

@@ -22,9 +22,9 @@ ENGINES: Final = ("own", "vllm", "llamacpp", "sglang", "ollama", "url")
 Workload = Annotated[
     str | None,
     typer.Option("--workload", metavar="LIST", show_default=False,
-                 help="Comma-separated: copy, rename, edit, agent, explain, story, words, random, "
-                      "json, summarise, classify, or files of prompts (docs/workloads.md). "
-                      "Default: all of these."),
+                 help="Comma-separated: copy, rename, edit, agent, explain, story, flip, words, "
+                      "random, json, summarise, classify, or files of prompts "
+                      "(docs/workloads.md). Default: all of these."),
 ]  # fmt: skip
 Clients = Annotated[
     str | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.applications import Starlette
@@ -45,7 +45,7 @@ def create_metrics_app(service: Service) -> Starlette:
 
 
 def _application(
-    service: Service, routes: list[BaseRoute], middleware: list[Middleware]
+    service: Service, routes: Sequence[BaseRoute], middleware: list[Middleware]
 ) -> Starlette:
     last = [Middleware(Lifetimes, service=service)]
     app = Starlette(

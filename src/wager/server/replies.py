@@ -205,13 +205,13 @@ async def _merged(
     left = len(tasks)
     try:
         while left:
-            number, item = await inbox.get()
-            if isinstance(item, RequestOutput):
-                yield number, item
-            elif item is None:
+            number, came = await inbox.get()
+            if isinstance(came, RequestOutput):
+                yield number, came
+            elif came is None:
                 left -= 1
             else:
-                raise item
+                raise came
     finally:
         for task in tasks:
             task.cancel()
