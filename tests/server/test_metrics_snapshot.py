@@ -81,11 +81,17 @@ def test_plain_decoding_is_estimated_step_by_step() -> None:
     # 3 tokens each: three plain steps.
     assert second.estimated_plain_ms == pytest.approx(30.0)
     assert second.compared_ms == pytest.approx(15.0)
-    stepped(stats, 10.0, ("", 0, 0, 1), ("", 0, 0, 1))
+    # A plain step counts as what it took, but for what the drafters did in it.
+    stats.record_draft("", 0, 0, 1)
+    stats.record_draft("", 0, 0, 1)
+    parts = {"forward": 0.01, "sample": 0.0, "draft": 0.002}
+    stats.record_step(total=0.014, **parts, prompt_rows=0, draft_rows=0)
+    stepped(stats, 15.0, ("ngram", 4, 3, 4), ("", 0, 0, 1))
     running.scheduler.running = []
     third = Snapshot.of(running, second)
-    assert third.estimated_plain_ms == pytest.approx(40.0)
-    assert third.compared_ms == pytest.approx(25.0)
+    # (4 + 1) / 2 tokens of each request in the other one.
+    assert third.estimated_plain_ms == pytest.approx(30.0 + 12.0 + 25.0)
+    assert third.compared_ms == pytest.approx(15.0 + 14.0 + 15.0)
     # Nothing runs: what a plain step took last is still known.
     assert third.plain_ms == 10.0
     assert Snapshot.of(running).plain_ms is None

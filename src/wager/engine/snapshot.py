@@ -85,6 +85,7 @@ class Snapshot:
     verify_ms_total: float
     prefill_ms_total: float
     draft_ms_total: float
+    looked_ms_total: float
     prompt_tokens: int
     finished: int
     aborted: int
@@ -147,6 +148,7 @@ class Snapshot:
             verify_ms_total=stats.verify_ms,
             prefill_ms_total=stats.prefill_ms,
             draft_ms_total=stats.draft_ms,
+            looked_ms_total=stats.looked_ms,
             prompt_tokens=stats.prompt_tokens,
             finished=stats.finished,
             aborted=stats.aborted,
@@ -210,7 +212,10 @@ def _plain(
 
 
 def _compared(stats: EngineStats, before: Snapshot | None) -> tuple[float, float]:
-    """(plain decoding's estimated time for what was decoded so far, the time it took)."""
+    """(plain decoding's estimated time for what was decoded so far, the time it took).
+
+    Plain steps are what plain decoding does: they count as what they took without the drafters.
+    """
     if before is None:
         return 0.0, 0.0
     estimated, compared = before.estimated_plain_ms, before.compared_ms
@@ -218,8 +223,12 @@ def _compared(stats: EngineStats, before: Snapshot | None) -> tuple[float, float
     if before.plain is None or not before.decoding or requests <= 0:
         return estimated, compared
     steps = stats.plain_steps + stats.verify_steps - before.decode_steps
-    tokens = (stats.decoded_tokens - before.decoded_tokens) / requests
-    estimated += steps * tokens * before.plain.ms
+    plain_steps = stats.plain_steps - before.plain_steps
+    # Of one request, by steps of both kinds; a plain step brings one.
+    tokens = steps * (stats.decoded_tokens - before.decoded_tokens) / requests
+    estimated += (tokens - plain_steps) * before.plain.ms
+    estimated += stats.plain_ms - before.plain_ms_total
+    estimated -= stats.looked_ms - before.looked_ms_total
     return estimated, compared + stats.plain_ms + stats.verify_ms - before.decode_ms
 
 

@@ -75,9 +75,10 @@ class EngineStats:
     the same step by step, in seconds.
 
     ``forward_ms`` (the model's pass), ``sample_ms`` (pick, commit, stop checks) and ``draft_ms``
-    (all that drafters do) are parts of the same time; ``overhead_ms`` is the rest. ``by_source``
-    counts the steps with a draft, by what drafted. ``decoded`` and ``decoded_tokens`` are of plain
-    and verify steps alone: how many times a request took part in one, and the tokens committed.
+    (all that drafters do) are parts of the same time; ``overhead_ms`` is the rest. ``looked_ms`` is
+    the part of ``draft_ms`` that plain steps had, for nothing. ``by_source`` counts the steps with
+    a draft, by what drafted. ``decoded`` and ``decoded_tokens`` are of plain and verify steps
+    alone: how many times a request took part in one, and the tokens committed.
     """
 
     steps: int = 0
@@ -90,6 +91,7 @@ class EngineStats:
     forward_ms: float = 0.0
     sample_ms: float = 0.0
     draft_ms: float = 0.0
+    looked_ms: float = 0.0
     overhead_ms: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -167,6 +169,7 @@ class EngineStats:
             else:
                 self.plain_steps += 1
                 self.plain_ms += 1e3 * total
+                self.looked_ms += 1e3 * draft
                 self.plain_times.observe(total)
         if draft:
             self.draft_times.observe(draft)
