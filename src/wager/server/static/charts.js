@@ -2,6 +2,7 @@
 
 const SPACE = "http://www.w3.org/2000/svg";
 const EDGE = { left: 40, right: 10, top: 20, bottom: 24 };
+const WIDE = 3.6; // half of what a sign of a label takes, roughly
 
 function add(parent, name, attributes, text) {
   const made = document.createElementNS(SPACE, name);
@@ -42,24 +43,37 @@ export function bars(svg, entries, most, told, empty) {
   const room = floor - EDGE.top;
   const pitch = (size.width - 8) / entries.length;
   add(svg, "line", { x1: 0, x2: size.width, y1: floor, y2: floor, class: "grid" });
-  // Beside each other only as many words as there is room for.
+  // Below the bars only as many words as there is room for.
   const labels = Math.max(1, Math.ceil(24 / pitch));
-  const texts = Math.max(1, Math.ceil(38 / pitch));
+  const boxes = entries.map((entry, index) => {
+    const height = entry.value === null ? 0 : room * Math.min(entry.value / most, 1);
+    const left = 4 + pitch * (index + 0.12);
+    return { left, right: left + pitch * 0.76, top: floor - height, bottom: floor };
+  });
+  const taken = [...boxes];
   entries.forEach((entry, index) => {
-    const x = 4 + pitch * index;
-    const middle = x + pitch / 2;
+    const box = boxes[index];
+    const middle = (box.left + box.right) / 2;
     if (index % labels === 0) {
       add(svg, "text", { x: middle, y: size.height - 7, class: "mid" }, entry.label);
     }
     if (entry.value === null) return;
-    const height = room * Math.min(entry.value / most, 1);
-    const bar = { x: x + pitch * 0.12, y: floor - height, width: pitch * 0.76, height, rx: 2 };
+    const bar = { x: box.left, y: box.top, width: pitch * 0.76, height: floor - box.top, rx: 2 };
     const made = add(svg, "rect", { ...bar, class: `fill ${entry.kind}` });
     add(made, "title", {}, `${entry.label}: ${entry.text}`);
-    if (index % texts === 0) {
-      add(svg, "text", { x: middle, y: floor - height - 5, class: "mid label" }, entry.text);
-    }
+    const half = WIDE * entry.text.length;
+    const place = { left: middle - half, right: middle + half };
+    const text = { ...place, top: box.top - 16, bottom: box.top - 4 };
+    // A text that lies over a bar or another text is left out; the bar says it when pointed at.
+    if (!entry.value || taken.some((other) => meet(text, other))) return;
+    taken.push(text);
+    add(svg, "text", { x: middle, y: box.top - 5, class: "mid label" }, entry.text);
   });
+}
+
+function meet(one, other) {
+  return one.left < other.right && other.left < one.right
+    && one.top < other.bottom && other.top < one.bottom;
 }
 
 // Bars to the right: [{label, value, text, kind}].

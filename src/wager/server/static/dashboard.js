@@ -8,6 +8,7 @@ const SLOWEST_MS = 8000;
 const PATIENCE_MS = 10000;
 const SPAN_S = 180;
 const NOTHING = "n/a";
+const FEW = 10;
 
 const $ = (id) => document.getElementById(id);
 const past = [];
@@ -17,6 +18,7 @@ let paused = false;
 let asking = false;
 let last = null;
 let listed = "";
+let all = false;
 
 // Numbers and times for people
 
@@ -25,7 +27,16 @@ function number(value, digits = 1) {
 }
 
 function percent(value) {
-  return value === null || value === undefined ? NOTHING : `${(100 * value).toFixed(0)} %`;
+  if (value === null || value === undefined) return NOTHING;
+  return value > 0 && value < 0.005 ? "<1 %" : `${(100 * value).toFixed(0)} %`;
+}
+
+function rate(value) {
+  return value === null ? NOTHING : `${value.toFixed(1)} tokens/s`;
+}
+
+function times(value) {
+  return value === null ? NOTHING : `${value.toFixed(2)}x`;
 }
 
 function duration(seconds) {
@@ -124,6 +135,7 @@ function tiles(data) {
   put("step-ms", number(now.step_ms, 2));
   put("plain-ms", number(now.plain_step_ms_estimated, 2));
   put("draft-ms", number(now.draft_ms, 3));
+  put("since-start", times(data.totals.speedup_estimated));
   put("running", String(data.running));
   put("waiting", String(data.waiting));
   const share = data.kv.blocks ? data.kv.used / data.kv.blocks : null;
@@ -141,7 +153,7 @@ function verdict(data) {
     why = "the server was started without a speculative config.";
   } else if (speedup !== null) {
     tone = speedup > 1.02 ? "gain" : speedup < 0.98 ? "loss" : "even";
-    word = `${speedup.toFixed(2)}x`;
+    word = times(speedup);
     why = {
       gain: "the speed of plain decoding, estimated: speculation pays.",
       loss: "the speed of plain decoding, estimated: speculation costs time.",
@@ -157,36 +169,36 @@ function verdict(data) {
 
 function draw(data) {
   const now = data.now;
-  const speed = number(now.decode_tokens_per_second);
-  const plain = number(now.plain_tokens_per_second_estimated);
+  const speed = rate(now.decode_tokens_per_second);
+  const plain = rate(now.plain_tokens_per_second_estimated);
   rows(
     $("speeds"),
     [
       {
         label: "measured", value: now.decode_tokens_per_second,
-        text: `${speed} tokens/s`, kind: "measured",
+        text: speed, kind: "measured",
       },
       {
         label: "plain, estimated", value: now.plain_tokens_per_second_estimated,
-        text: `${plain} tokens/s`, kind: "plain",
+        text: plain, kind: "plain",
       },
     ],
-    `Decode speed now: ${speed} tokens per second, plain decoding estimated ${plain}`,
+    `Decode speed now: ${speed}; plain decoding, estimated: ${plain}`,
   );
-  const times = past.map((one) => one.time);
+  const seconds = past.map((one) => one.time);
   lines(
     $("speed-chart"),
-    times,
+    seconds,
     [
       { values: past.map((one) => one.plain), kind: "plain" },
       { values: past.map((one) => one.speed), kind: "measured" },
     ],
     SPAN_S,
-    `Decode speed over the last ${SPAN_S / 60} minutes; now ${speed} tokens per second`,
+    `Decode speed over the last ${SPAN_S / 60} minutes; now ${speed}`,
   );
   lines(
     $("step-chart"),
-    times,
+    seconds,
     [{ values: past.map((one) => one.perStep), kind: "measured" }],
     SPAN_S,
     `Tokens per step over the last ${SPAN_S / 60} minutes; now ${number(now.tokens_per_step, 2)}`,
@@ -205,10 +217,10 @@ function drafts(found) {
   const rate = percent(found.acceptance_rate);
   const length = number(found.acceptance_length, 2);
   const told = found.drafts
-    ? `drafts on ${percent(found.coverage)} of ${found.steps} steps; ` +
+    ? `drafts on ${percent(found.coverage)} of ${found.steps} request steps; ` +
       `${found.drafted} tokens drafted, ${found.accepted} accepted (${rate}); ` +
       `${length} tokens per step with a draft`
-    : `no drafts in ${found.steps} steps`;
+    : `no drafts in ${found.steps} request steps`;
   put("drafts-text", `${over}: ${told}.`);
   const shares = found.acceptance_by_position_unconditional;
   const entries = shares.map((share, j) => ({
@@ -230,7 +242,7 @@ function lengths(found) {
   }));
   const told = entries.map((entry) => `${entry.label}: ${entry.text}`).join(", ");
   const most = ceiling(Math.max(...entries.map((entry) => entry.value), 0));
-  const about = `Draft lengths, share of steps: ${told || NOTHING}`;
+  const about = `Draft lengths, share of request steps: ${told || NOTHING}`;
   bars($("lengths"), entries, most, about, "no steps yet");
 }
 
@@ -265,16 +277,26 @@ function cell(text, kind = "") {
 }
 
 function recent(data) {
-  const mark = data.recent.map((one) => `${one.id} ${one.ended}`).join();
+  const count = data.recent.length;
+  const shown = all ? data.recent : data.recent.slice(0, FEW);
+  const mark = shown.map((one) => `${one.id} ${one.ended}`).join();
+  $("more").hidden = count <= FEW;
+  put("more", all ? `Show the last ${FEW} only` : `Show all ${count}`);
   // Left alone where nothing is new, so that a text can be read and selected.
   if (mark === listed) return;
   listed = mark;
   const hint = data.shows_text
     ? "Underlined: accepted draft tokens. The rest the model wrote one token at a time."
     : "Texts are shown where the server was started with --dashboard-show-text.";
-  put("recent-text", data.recent.length ? hint : "None yet.");
-  $("recent").replaceChildren(...data.recent.map(request));
+  put("recent-text", count ? hint : "None yet.");
+  $("recent").replaceChildren(...shown.map(request));
 }
+
+$("more").addEventListener("click", () => {
+  all = !all;
+  $("more").setAttribute("aria-expanded", String(all));
+  if (last) recent(last);
+});
 
 function request(one) {
   const item = document.createElement("li");
