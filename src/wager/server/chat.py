@@ -143,6 +143,7 @@ class ChatReply:
         self._run = run
         self._told = told
         self._begun = False
+        self._sent = 0  # tokens that the events so far tell of
         self._spelling = Spelling(
             run.service.llm.llm.tokenizer, bool(body.return_tokens_as_token_ids)
         )
@@ -198,6 +199,7 @@ class ChatReply:
             more = {} if self._begun else self._of_prompt(piece)
             self._begun = True
             events.append(self._event([_chunk(output.index, role)], **more))
+        self._sent += len(output.token_ids)
         told = output.token_ids and (
             output.logprobs is not None or self._body.return_token_ids or self._told.always
         )
@@ -217,7 +219,7 @@ class ChatReply:
 
     def _event(self, choices: list[Json], **more: Any) -> bytes:
         if self._told.end:
-            more["usage"] = self._run.usage() if self._told.always else None
+            more["usage"] = self._run.usage(sent=self._sent) if self._told.always else None
         return sse.event(self._run.head.chunk(choices, **more))
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> Json | None:

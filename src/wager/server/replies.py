@@ -154,11 +154,11 @@ class Run:
         if piece.finished:
             one.finish(self._route, self.head.model, self.asked.params.max_tokens, self.service)
 
-    def usage(self, reasoning_tokens: int | None = None) -> dict[str, Any]:
-        """So far."""
+    def usage(self, reasoning_tokens: int | None = None, sent: int | None = None) -> dict[str, Any]:
+        """So far; of the answer's tokens only those that were ``sent``, where that is given."""
         return usage(
             sum(len(one.prompt_ids) for one in self.prompts),
-            sum(one.tokens for one in self.prompts),
+            sum(one.tokens for one in self.prompts) if sent is None else sent,
             sum(one.cached_tokens for one in self.prompts),
             reasoning_tokens,
         )
