@@ -16,6 +16,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from wager.external.process import free_port
+from wager.ops.base import BLOCK
 
 MODEL: Final = "smollm2-135m"
 CHAT: Final = "/v1/chat/completions"
@@ -38,15 +39,22 @@ class Server:
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * 4096
 
+    def kv_tokens(self) -> int:
+        """Tokens that its KV pool has room for."""
+        return int(self._get("/dashboard/live").json()["kv"]["blocks"]) * BLOCK
+
     def metrics(self) -> dict[str, float]:
         """The samples of its metrics page, summed over labels."""
-        with httpx2.Client(trust_env=False, timeout=30) as http:
-            page = http.get(f"{self.url}/metrics").text
+        page = self._get("/metrics").text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
+
+    def _get(self, path: str) -> httpx2.Response:
+        with httpx2.Client(trust_env=False, timeout=30) as http:
+            return http.get(self.url + path)
 
 
 @contextmanager

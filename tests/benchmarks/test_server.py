@@ -40,16 +40,17 @@ def test_the_sample_is_a_fair_one() -> None:
 
 
 def test_memory_that_grows_is_found() -> None:
-    flat = [(float(t), 1000 if t < 10 else 2000) for t in range(60)]
+    flat = [(10.0 * t, 1000 if t < 10 else 2000) for t in range(60)]
     assert soak.growth(flat) == 0
-    leak = [(float(t), 1000 + 20 * t) for t in range(60)]
+    leak = [(10.0 * t, 1000 + 20 * t) for t in range(60)]
     assert (soak.growth(leak) or 0) > soak.GROWTH
-    assert soak.growth(flat[:6]) is None
+    for short in (leak[:30], leak[:2], []):
+        assert soak.growth(short) is None
 
 
 def test_a_soak_that_went_wrong_says_so() -> None:
     found = soak.Soak(2, random.Random(1))
-    found.memory = [(float(t), 1 << 30) for t in range(12)]
+    found.memory = [(50.0 * t, 1 << 30) for t in range(12)]
     page = {"wager:kv_cache_usage_perc": 0.0, "wager:num_preemptions_total": 3.0}
     text, good = soak.report(found, 60.0, page, [])
     assert all(aim.met for aim in good)
