@@ -163,7 +163,8 @@ class ChatTemplate:
     def _tools(self, tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
         if not tools:
             return None
-        if isinstance(tools, str) or not all(isinstance(tool, Mapping) for tool in tools):
+        given: Any = tools
+        if isinstance(given, str) or not all(isinstance(tool, Mapping) for tool in given):
             raise RequestError("tools: must be a list of objects")
         if "tools" not in self._names:
             raise RequestError(
