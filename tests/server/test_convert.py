@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server.asgi import PATIENCE_S
 from tests.server.fakes import CONTEXT, NAME, TALK_TEMPLATE, TEXT, Client, FakeLLM, Say, tokenizer
 from wager.config import RequestSpeculation, SamplingParams, StructuredOutput
 from wager.errors import RequestError
@@ -243,6 +246,42 @@ def test_a_grammar_that_takes_too_long_is_refused(
     error = client.refused(TEXT, {"prompt": "a", "structured_outputs": {"regex": "ab"}})
     assert error["param"] == "structured_outputs"
     assert "0.01 s" in error["message"]
+
+
+def test_a_grammar_may_wait_for_others_as_long_as_it_takes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its own time counts, and who leaves meanwhile leaves nothing to be compiled."""
+    go, compiled = threading.Event(), []
+    busy = threading.Semaphore(0)
+
+    def held(_tokenizer: object, _ends: object, structured: StructuredOutput) -> None:
+        busy.release()
+        assert go.wait(PATIENCE_S)
+        compiled.append(structured.value)
+
+    def ask(text: str) -> asyncio.Task[None]:
+        asked = ("field", StructuredOutput("regex", text))
+        return asyncio.ensure_future(convert.compiled(client.service, asked))
+
+    async def body() -> None:
+        monkeypatch.setattr("wager.sampling.grammar.prepare", held)
+        monkeypatch.setattr(convert, "COMPILE_S", PATIENCE_S)
+        working = [ask("a"), ask("b")]
+        for _ in working:
+            assert await asyncio.to_thread(busy.acquire, timeout=PATIENCE_S)
+        monkeypatch.setattr(convert, "COMPILE_S", 0.0)
+        waiting = [ask("c"), ask("d")]
+        done, _ = await asyncio.wait(waiting, timeout=0.05)
+        assert not done
+        waiting[1].cancel()
+        await asyncio.wait({waiting[1]}, timeout=PATIENCE_S)
+        monkeypatch.setattr(convert, "COMPILE_S", PATIENCE_S)
+        go.set()
+        await asyncio.wait_for(asyncio.gather(*working, waiting[0]), PATIENCE_S)
+        assert sorted(compiled) == ["a", "b", "c"]
+
+    asyncio.run(body())
 
 
 # Prompts

@@ -211,22 +211,28 @@ def renamed(field: str, work: Callable[[], T]) -> T:
 async def compiled(service: Service, asked: Form) -> None:
     """Have the grammar ready before the engine is asked, which then finds it.
 
-    Raises ApiError where it is none, or takes too long.
+    Raises ApiError where it is none, or takes too long: by itself, not behind others.
     """
     from wager.sampling.grammar import prepare
 
     field, structured = asked
     model = service.llm.llm.model
+    loop = asyncio.get_running_loop()
+    begun = asyncio.Event()
 
     def work() -> None:
+        loop.call_soon_threadsafe(begun.set)
         renamed(field, lambda: prepare(model.tokenizer, model.generation.eos_ids, structured))
 
-    running = asyncio.get_running_loop().run_in_executor(_compilers(), work)
+    running = loop.run_in_executor(_compilers(), work)
     try:
+        await begun.wait()
         await asyncio.wait_for(running, COMPILE_S)
     except asyncio.TimeoutError as error:
         reason = f"took longer than {COMPILE_S:g} s to compile; make it simpler"
         raise ApiError(400, f"{field}: {reason}", param=field) from error
+    finally:
+        running.cancel()
 
 
 @lru_cache(maxsize=1)
