@@ -74,17 +74,7 @@ def choose(tools: Sequence[Mapping[str, Any]] | None, tool_choice: object) -> Ch
         raise RequestError("tool_choice: there are no tools to call")
     if tool_choice == "required":
         return Choice(functions, forced=True)
-    named = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
-    name = named.get("name") if isinstance(named, Mapping) else None
-    if (
-        not isinstance(tool_choice, Mapping)
-        or tool_choice.get("type") != "function"
-        or name is None
-    ):
-        raise RequestError(
-            'tool_choice: must be "none", "auto", "required" or '
-            '{"type": "function", "function": {"name": ...}}'
-        )
+    name = _named(tool_choice)
     chosen = tuple(function for function in functions if function.name == name)
     if not chosen:
         known = ", ".join(function.name for function in functions)
