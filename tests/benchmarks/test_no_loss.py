@@ -61,7 +61,13 @@ def test_pooled_is_a_mean_over_cells() -> None:
 
 
 def test_the_report_names_every_cell() -> None:
-    text = no_loss.report(CELLS[:2], [result(0.5, 0.6), result(1.0, 1.3)])
-    assert "| int8 | 1 | copy | 2.0" in text
-    assert "pooled, idle over no speculation: 1.0" in text
+    results = [result(0.5, 0.6), result(1.0, 1.3)]
+    text = no_loss.report(CELLS[:2], results)
+    for cell, found, about in zip(CELLS, results, (2.0, 1.0), strict=False):
+        speed = no_loss.speed_up(found["seconds"], CONTROLLED)
+        assert speed == pytest.approx(about, rel=0.03)
+        assert f"| {cell.weights} | {cell.clients} | {cell.workload} | {speed:.3f} |" in text
+    idle, _, _ = no_loss.pooled(results, PLAIN, IDLE)
+    assert idle == pytest.approx(1.0, abs=0.03)
+    assert f"pooled, idle over no speculation: {idle:.3f} [" in text
     assert len(ARMS) == 5
