@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,11 +25,13 @@ from wager import AsyncLLM
 from wager.server import run
 from wager.server.app import create_app
 from wager.server.options import ServerOptions
+from wager.server.service import Service
 from wager.types import RequestOutput
 
 NAME = "tiny"
-PATIENCE_S = 60.0
-"""Bounds a hang, and measures nothing: a test that waits this long has failed."""
+PATIENCE_S = 300.0
+"""Bounds a hang, and measures nothing: a test that waits this long has failed, also where all the
+machine is busy with something else."""
 
 PROBE: dict[str, Any] = {
     "model": NAME,
@@ -71,14 +73,57 @@ class Recorder:
         return {(prompt, n): ids for (own, prompt, n), ids in self.ids.items() if own == seed}
 
 
+class Brake:
+    """Lets the engine take as many steps as a test wants, so that what the others do meanwhile
+    does not depend on how fast it is."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        engine = llm.llm.engine
+        self._step = engine.step
+        self._changed = threading.Condition()
+        self._left: int | None = None
+        self._stands = False
+        engine.step = self.step  # type: ignore[method-assign]
+
+    def step(self) -> list[RequestOutput]:
+        with self._changed:
+            self._stands = self._left == 0
+            self._changed.notify_all()
+            released = self._changed.wait_for(lambda: self._left != 0, PATIENCE_S)
+            assert released, "the brake was never let go"
+            self._stands = False
+            if self._left is not None:
+                self._left -= 1
+        return self._step()
+
+    @contextmanager
+    def on(self, steps: int = 0) -> Iterator[None]:
+        """The engine takes this many steps yet, and the next one when the block is over."""
+        with self._changed:
+            self._left = steps
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left = None
+                self._changed.notify_all()
+
+    def reached(self) -> None:
+        """Wait until the engine stands before the step that it may not take."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._stands, PATIENCE_S), "it has no work"
+
+
 @dataclass
 class Live:
     """A server that runs. ``http`` is for the test's own thread."""
 
     llm: AsyncLLM
+    service: Service
     port: int
     http: httpx2.Client
     recorder: Recorder
+    brake: Brake
     name: str = NAME
     headers: dict[str, str] = field(default_factory=dict)
     first: Any = None
@@ -104,10 +149,24 @@ class Live:
         """KV blocks that belong to a request."""
         return self.llm.llm.engine.pool.in_use
 
+    @contextmanager
+    def served_with(self, **given: Any) -> Iterator[None]:
+        """Other options of the server, for the requests that come while the block runs."""
+        before = self.service.options
+        self.service.options = replace(before, **given)
+        try:
+            yield
+        finally:
+            self.service.options = before
+
+    def unfinished(self) -> int:
+        """Requests that somebody still waits for."""
+        return self.llm.running + self.llm.waiting
+
     def settle(self) -> None:
         """Wait until no request is left."""
         until = time.monotonic() + PATIENCE_S
-        while self.llm.running or self.llm.waiting or self.in_use() or self._engine_works():
+        while self.unfinished() or self.in_use() or self._engine_works():
             assert time.monotonic() < until, (
                 f"left over: running {self.llm.running}, waiting {self.llm.waiting}, "
                 f"blocks {self.in_use()}"
@@ -160,9 +219,10 @@ def serving(
         settled = options(port, **given)
         llm = AsyncLLM(str(model), speculation=speculation, **engine)
         try:
-            recorder = Recorder(llm)
+            recorder, brake = Recorder(llm), Brake(llm)
+            app = create_app(llm, settled)
             # With the limits of the real server, without its signals.
-            server = uvicorn.Server(run._config(create_app(llm, settled), settled))
+            server = uvicorn.Server(run._config(app, settled))
             headers = {}
             if settled.api_keys:
                 headers["authorization"] = f"Bearer {settled.api_keys[0]}"
@@ -170,7 +230,10 @@ def serving(
                 _running(server, listening),
                 httpx2.Client(trust_env=False, timeout=PATIENCE_S) as http,
             ):
-                live = Live(llm, port, http, recorder, settled.served_names[0], headers)
+                live = Live(
+                    llm, app.state.service, port, http, recorder, brake,
+                    settled.served_names[0], headers,
+                )  # fmt: skip
                 live.first = live.probe()
                 yield live
         finally:

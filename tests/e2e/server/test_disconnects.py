@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import random
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,13 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
+def leave(live: Live, connection: socket.socket) -> None:
+    """Go away when the engine stands still, and wait until the server knows."""
+    live.brake.reached()
+    vanish(connection)
+    wait_for(lambda: not live.unfinished(), "nobody noticed that the client is gone")
+
+
 def aborted(live: Live) -> int:
     return live.llm.llm.engine.stats.aborted
 
@@ -109,25 +118,26 @@ def test_twenty_streams_left_at_a_random_token(
 
 def test_a_reply_that_is_not_streamed_is_given_up_too(live: Live) -> None:
     before = aborted(live)
-    connection = sent(live, LONG)
-    wait_for(lambda: live.llm.running + live.llm.waiting > 0, "the request never arrived")
-    vanish(connection)
-    live.settle()
-    assert aborted(live) - before == 1
+    for steps in (0, 1, 40):
+        with live.brake.on(steps):
+            leave(live, sent(live, LONG))
+        live.settle()
+    assert aborted(live) - before == 3
     live.survives()
 
 
 def test_going_away_while_the_prompt_is_read(live: Live) -> None:
     """32 tokens of a step: a prompt of 2,000 takes 63 of them."""
     before = aborted(live)
-    for stream in (True, False):
-        for number in range(5):
-            prompt = [3 + (number + i * 7) % 200 for i in range(2000)]
-            connection = sent(live, {**LONG, "prompt": prompt, "max_tokens": 40, "stream": stream})
-            wait_for(live.llm.llm.engine.has_work, "the request never arrived")
-            vanish(connection)
-            live.settle()
-    assert aborted(live) - before >= 8, "most of them should have been caught while they ran"
+    for number in range(10):
+        prompt = [3 + (number + i * 7) % 200 for i in range(2000)]
+        body = {**LONG, "prompt": prompt, "stream": number < 5}
+        with live.brake.on(1 + 12 * (number % 5)):
+            leave(live, sent(live, body))
+            (request,) = live.llm.llm.engine.scheduler.running
+            assert request.computed < len(prompt)
+        live.settle()
+    assert aborted(live) - before == 10
     live.survives()
 
 
@@ -141,12 +151,16 @@ def test_half_of_a_queue_goes_away(stream: bool, single: Live) -> None:
         doomed = set(rng.sample(range(50), 25))
         blocker = sent(single, {**LONG, "stream": True})
         assert blocker.recv(1)
-        waiting = [sent(single, {**body, "stream": stream}) for _ in range(50)]
-        if round_number % 2:
-            wait_for(lambda: single.llm.waiting >= 40, "they do not wait")
-        for number in sorted(doomed, key=lambda _: rng.random()):
-            vanish(waiting[number])
-        vanish(blocker)
+        # Every other time they are known to wait; else they go and come as it happens.
+        with single.brake.on() if round_number % 2 else nullcontext():
+            waiting = [sent(single, {**body, "stream": stream}) for _ in range(50)]
+            if round_number % 2:
+                wait_for(lambda: single.llm.waiting == 50, "they do not wait")
+            for number in sorted(doomed, key=lambda _: rng.random()):
+                vanish(waiting[number])
+            vanish(blocker)
+            if round_number % 2:
+                wait_for(lambda: single.unfinished() == 25, "nobody noticed who is gone")
         completed = 0
         for number, connection in enumerate(waiting):
             if number in doomed:
@@ -191,30 +205,27 @@ def test_two_hundred_open_streams(served_path: Path) -> None:
     with serving(
         served_path, served={"max_queue": 64}, speculation=ngram(4, low=1), max_num_seqs=8
     ) as live:
-        streams = [sent(live, {**LONG, "stream": True, "seed": n}) for n in range(200)]
-        for _ in range(5):
+        running = [sent(live, {**LONG, "stream": True, "seed": n}) for n in range(8)]
+        for connection in running:
+            assert connection.recv(1)
+        with live.brake.on():
+            streams = [sent(live, {**LONG, "stream": True, "seed": n}) for n in range(200)]
+            # Nothing runs, so what can be read is refusals.
+            wait_for(lambda: len(_readable(streams)) == 200 - 64, "they were not told")
             for path in ("/health", "/metrics", "/version"):
-                assert live.http.get(live.url + path, timeout=10).status_code == 200
-        wait_for(lambda: live.llm.waiting + live.llm.running > 60, "they did not arrive")
-        refused = [connection for connection in streams if _refused(connection)]
-        assert 60 < len(refused) < 200
-        for connection in streams:
+                assert live.get(path).status_code == 200
+            assert live.llm.waiting == 64
+            for connection in _readable(streams):
+                head = connection.recv(4096)
+                assert b" 429 " in head.split(b"\r\n", 1)[0], head[:200]
+                assert b"retry-after: " in head.lower()
+        for connection in (*running, *streams):
             vanish(connection)
         live.survives()
 
 
-def _refused(connection: socket.socket) -> bool:
-    """Whether it was told that there is no room; a stream that waits or runs was not."""
-    connection.settimeout(0.02)
-    try:
-        head = connection.recv(4096)
-    except TimeoutError:
-        return False
-    if b" 200 " in head.split(b"\r\n", 1)[0]:
-        return False
-    assert b" 429 " in head.split(b"\r\n", 1)[0], head[:200]
-    assert b"retry-after: " in head.lower()
-    return True
+def _readable(connections: list[socket.socket]) -> list[socket.socket]:
+    return select.select(connections, [], [], 0)[0]
 
 
 def test_a_full_queue_takes_the_next_one_when_it_has_room(served_path: Path) -> None:
@@ -223,12 +234,13 @@ def test_a_full_queue_takes_the_next_one_when_it_has_room(served_path: Path) -> 
         del body["speculation"]
         held = [sent(live, body)]
         assert held[0].recv(1)
-        held += [sent(live, body) for _ in range(2)]
-        wait_for(lambda: live.llm.waiting == 2, "the queue did not fill")
-        reply = live.post(TEXT, {"prompt": [5], "max_tokens": 1})
-        assert reply.status_code == 429
-        assert int(reply.headers["retry-after"]) >= 1
-        assert strict(reply.text)["error"]["message"]
-        for connection in held:
-            vanish(connection)
+        with live.brake.on():
+            held += [sent(live, body) for _ in range(2)]
+            wait_for(lambda: live.llm.waiting == 2, "the queue did not fill")
+            reply = live.post(TEXT, {"prompt": [5], "max_tokens": 1})
+            assert reply.status_code == 429
+            assert int(reply.headers["retry-after"]) >= 1
+            assert strict(reply.text)["error"]["message"]
+            for connection in held:
+                vanish(connection)
         live.survives()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from tests.e2e.server.answers import TEXT, ask, whole
 from tests.e2e.server.bodies import ROWS, Row
 from tests.e2e.server.harness import (
+    PATIENCE_S,
     Live,
     error_of,
     refusal,
@@ -192,29 +196,75 @@ SLOW = (
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name in SLOW], ids=str)
-def test_a_slow_one_does_not_stall_the_others(row: Row, live: Live) -> None:
-    """Others are answered before anybody has read its answer."""
+def test_others_are_answered_beside_a_slow_one(row: Row, live: Live) -> None:
     with live.connect() as connection:
         connection.sendall(request_bytes(row.route, row.content, "connection: close"))
         for _ in range(3):
-            assert live.http.get(live.url + "/health", timeout=10).status_code == 200
+            assert live.get("/health").status_code == 200
             assert live.probe() == live.first
         status = int(until_closed(connection).split(b" ", 2)[1])
     assert status in row.statuses, row
     live.survives()
 
 
-def test_a_time_limit_for_each_request(served_path: Path) -> None:
-    with serving(served_path, served={"request_timeout": 1.0}) as live:
-        body = {"prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "n": 8}
+WORK: dict[str, tuple[str, dict[str, object]]] = {
+    "a grammar": (
+        "wager.sampling.grammar.prepare",
+        {"prompt": [5], "structured_outputs": {"regex": "ab{3}"}},
+    ),
+    "a template": (
+        "wager.models.tokenizer.Tokenizer.chat", {"messages": [{"role": "user", "content": "a"}]},
+    ),
+    "a prompt": ("wager.models.tokenizer.Tokenizer.encode", {"prompt": "a long text"}),
+}  # fmt: skip
+"""What may take long for one request: what does it, and a request that needs it."""
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_long_work_for_one_request_stalls_nobody(
+    name: str, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held up until the others, whose requests do not need it, have their answers."""
+    place, asked = WORK[name]
+    working, go = threading.Event(), threading.Event()
+    module, _, function = place.rpartition(".")
+    owner = pkgutil.resolve_name(module)
+    known = getattr(owner, function)
+
+    def held(*given: object, **named: object) -> object:
+        working.set()
+        assert go.wait(PATIENCE_S)
+        return known(*given, **named)
+
+    body = {"max_tokens": 4, "seed": 1, **asked}
+    expected = ask(live, body)
+    monkeypatch.setattr(owner, function, held)
+    with ThreadPoolExecutor(1) as beside:
+        slow = beside.submit(ask, live, body)
+        try:
+            assert working.wait(PATIENCE_S)
+            assert live.get("/health").status_code == 200
+            assert live.probe() == live.first
+            assert not slow.done()
+        finally:
+            go.set()
+        assert slow.result(PATIENCE_S) == expected
+    live.survives()
+
+
+def test_a_time_limit_for_each_request(live: Live) -> None:
+    """The engine stands still, so that no request has an end of its own."""
+    body = {"prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "n": 8}
+    with live.brake.on(3), live.served_with(request_timeout=0.2):
         reply = live.post(TEXT, body)
-        assert reply.status_code in {408, 503, 504}
-        error_of(reply)
-        live.survives()
+    assert reply.status_code == 504
+    assert error_of(reply)["code"] == "timeout"
+    live.survives()
+    with live.brake.on(3), live.served_with(request_timeout=0.2):
         text = live.post(TEXT, {**body, "stream": True}).text
-        last = [line for line in text.split("\n") if line.startswith("data: ")]
-        assert last
-        live.survives()
+    *_, last = [line for line in text.split("\n") if line]
+    assert strict(last.removeprefix("data: "))["error"]["code"] == "timeout"
+    live.survives()
 
 
 def test_unknown_fields_are_told(live: Live) -> None:
