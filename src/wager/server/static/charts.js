@@ -2,7 +2,7 @@
 
 const SPACE = "http://www.w3.org/2000/svg";
 const EDGE = { left: 40, right: 10, top: 20, bottom: 24 };
-const WIDE = 3.6; // half of what a sign of a label takes, roughly
+const WIDE = 4; // half of what a sign of a label takes, with some space
 
 function add(parent, name, attributes, text) {
   const made = document.createElementNS(SPACE, name);

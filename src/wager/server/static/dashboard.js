@@ -149,7 +149,7 @@ function verdict(data) {
   let why = "nothing was decoded within the last seconds.";
   let tone = "unknown";
   if (!data.methods.length) {
-    word = "Plain decoding";
+    word = "Plain decoding:";
     why = "the server was started without a speculative config.";
   } else if (speedup !== null) {
     tone = speedup > 1.02 ? "gain" : speedup < 0.98 ? "loss" : "even";
