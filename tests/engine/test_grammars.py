@@ -13,9 +13,14 @@ from typing import Any
 import pytest
 
 from tests.recipes import answer, assert_same, ngram, recipe, run_all, twin
+from tests.sampling.test_grammar_processes import LATER
 from wager import LLM, SamplingParams
 from wager.config import StructuredOutput
+from wager.errors import RequestError
+from wager.sampling import grammar
 from wager.sampling.grammar import prepare
+from wager.sampling.grammar_links import Forked
+from wager.sampling.grammar_messages import Limits
 
 SCHEMA = {
     "type": "object",
@@ -180,12 +185,31 @@ def test_a_stream_under_a_grammar_is_the_whole_answer(make_llm: Callable[..., LL
 def test_a_prepared_grammar_costs_the_engine_nothing(
     make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wager.sampling import grammar as module
-
     llm = make_llm()
     structured = StructuredOutput("regex", "[a-c]{5}")
     prepare(llm.tokenizer, llm.model.generation.eos_ids, structured)
-    monkeypatch.setattr(module.Grammar, "_compile", None)
+    monkeypatch.setattr(Forked, "compiled", None)
     params = SamplingParams(structured=structured, max_tokens=9, n=3)
     (found,) = llm.generate([[5, 6, 7]], params)
     assert all(re.fullmatch("[a-c]{5}", one.text) for one in found.outputs)
+
+
+@pytest.mark.parametrize("setting", [None, ngram(5, low=1)])
+def test_a_hostile_grammar_ends_alone(
+    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, setting: Any
+) -> None:
+    """Case 81, behind what compiling it shows."""
+    monkeypatch.setattr(grammar, "LIMITS", Limits(burst_s=0.3))
+    llm = make_llm(max_num_seqs=8)
+    asked = requests(llm, 4)
+    plain = run_all(llm, asked)
+    llm.set_speculation(setting)
+    hostile = SamplingParams(structured=LATER, max_tokens=30)
+    found = run_all(llm, [asked[0], ([5, 6], hostile), *asked[1:], ([7], hostile)])
+    for other in (found.pop(1), found.pop()):
+        assert (other.text, other.finish_reason) == ("b", "abort")
+        assert "takes too long to follow" in str(other.stop_reason)
+    for one, other in zip(plain, found, strict=True):
+        assert_same(one, other)
+    with pytest.raises(RequestError, match="takes too long to follow"):
+        llm.generate([[5]], hostile)

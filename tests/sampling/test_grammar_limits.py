@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import gc
+import os
+import string
 import threading
 import weakref
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from tests.sampling.fakes import EOS, TOKENIZER, FakeTokenizer, assert_same, decode, oracle
-from tests.sampling.test_grammar import ROW, WORDS, Past, regex
+from tests.sampling.test_grammar import ROW, WORDS, Past, masked, regex
 from wager.config import SamplingParams, StructuredOutput
-from wager.errors import RequestError
+from wager.errors import NoTokenLeft, RequestError
 from wager.ops.base import OpSet
 from wager.sampling import grammar as module
 from wager.sampling.grammar import GrammarMask, prepare
+from wager.sampling.grammar_messages import Limits
+from wager.sampling.grammar_worker import Walks
+
+LETTERS: Final = string.ascii_lowercase
 
 # Refusals
 
@@ -123,16 +129,18 @@ def test_many_threads_may_ask_at_once() -> None:
 
 @pytest.fixture
 def renewals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often a lexer of its own had to be made, with room for few states."""
-    monkeypatch.setattr(module, "MAX_LEXER_STATES", 100)
+    """How often a lexer of its own had to be made, with room for few states: seen where there are
+    no processes."""
+    monkeypatch.delattr(os, "fork")
+    monkeypatch.setattr(module, "LIMITS", Limits(lexer_states=100))
     made: list[int] = []
-    renewed = module.Grammar.renewed
+    restart = Walks._restart
 
-    def counted(self: module.Grammar) -> Any:
+    def counted(self: Walks, walk: Any) -> None:
         made.append(1)
-        return renewed(self)
+        restart(self, walk)
 
-    monkeypatch.setattr(module.Grammar, "renewed", counted)
+    monkeypatch.setattr(Walks, "_restart", counted)
     return made
 
 
@@ -158,8 +166,16 @@ def test_a_grammar_that_is_too_complex_ends_its_own_request(renewals: list[int])
             subject(ROW, Past())
             subject.advance(3)
 
-    with pytest.raises(ValueError, match=r"the grammar .*too many states"):
+    with pytest.raises(NoTokenLeft, match=r"the grammar .*too many states"):
         walk(GrammarMask(grammar, (EOS,)), 500)
     # Another one, with the same grammar, has all the room again.
     walk(GrammarMask(grammar, (EOS,)), 20)
     assert renewals
+
+
+def test_as_many_choices_as_there_may_be() -> None:
+    texts = tuple(f"{a}{b}{c}" for a in LETTERS for b in LETTERS for c in LETTERS)[:4096]
+    subject = masked(StructuredOutput("choice", texts))
+    for token, ended in ((1, False), (26, False), (3, True)):
+        assert token in np.flatnonzero(~np.isneginf(subject(ROW, Past())))
+        assert subject.advance(token) == ended
