@@ -28,7 +28,8 @@ COMMON = {
     "request_queue_time_seconds_count", "request_prefill_time_seconds_count",
     "request_decode_time_seconds_count", "request_inference_time_seconds_count",
     "request_time_per_output_token_seconds_count", "request_prompt_tokens_count",
-    "request_generation_tokens_count", "request_params_n_count", "request_params_max_tokens_count",
+    "request_generation_tokens_count", "request_max_num_generation_tokens_count",
+    "request_params_n_count", "request_params_max_tokens_count",
 }  # fmt: skip
 DRAFTS = {
     "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total",
@@ -192,6 +193,7 @@ def test_requests_are_counted_and_the_unknown_is_not() -> None:
         ("request_time_per_output_token_seconds", 1, 0.05),
         ("request_params_max_tokens", 1, 5.0),
         ("request_generation_tokens", 2, 5.0),
+        ("request_max_num_generation_tokens", 2, 5.0),
     ):
         assert value(f"{name}_count") == count, name
         assert value(f"{name}_sum") == pytest.approx(total), name

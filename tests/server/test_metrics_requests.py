@@ -78,3 +78,32 @@ def test_what_never_gets_to_the_engine_is_not_received(spell: Tokenizer) -> None
     assert 'wager:requests_refused_total{model="tiny",status="400"} 1.0' in (
         of.service.metrics.text().decode()
     )
+
+
+def test_a_request_that_was_given_up_counts_as_far_as_it_came(spell: Tokenizer) -> None:
+    of = Client(FakeLLM(spell, [[Say("a", [10]), Say("b", [11], index=1)]], hang=True))
+    body = {"prompt": "a", "n": 2, "max_tokens": 7, "stream": True}
+
+    async def run() -> None:
+        exchange = Exchange(**of.request(TEXT, body))
+        playing = asyncio.create_task(exchange.play(of.app))
+        while len(exchange.sent) < 3:
+            await asyncio.sleep(0)
+        exchange.leave()
+        await playing
+
+    asyncio.run(run())
+    sums = {
+        sample.name.removeprefix("wager:").removesuffix("_sum"): sample.value
+        for family in of.service.metrics.collect()
+        for sample in family.samples
+        if sample.name.endswith("_sum")
+    }
+    assert sums["request_params_n"] == 2.0
+    assert sums["request_params_max_tokens"] == 7.0
+    assert sums["request_generation_tokens"] == 2.0
+    assert sums["request_max_num_generation_tokens"] == 1.0
+    assert sums["time_to_first_token_seconds"] == sums["request_queue_time_seconds"] + 0.4
+    (row,) = of.service.recent.rows()
+    assert (row["finish_reason"], row["choices"], row["completion_tokens"]) == ("abort", 2, 2)
+    assert row["total_ms"] > 0.0

@@ -111,7 +111,7 @@ def test_choices_are_summed() -> None:
     # They decode beside each other: the longest counts.
     assert told["estimated"]["plain_ms"] == 40.0
     record = RequestRecord.of(whole, route="/v1/completions", model="tiny")
-    assert (record.completion_tokens, record.choices) == (8, 2)
+    assert (record.completion_tokens, record.choices, record.longest) == (8, 2, 5)
     assert record.finish_reason == "length"
     assert record.counts.accepted == 5
 

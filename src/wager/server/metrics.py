@@ -67,6 +67,7 @@ _HISTOGRAMS: Final[Mapping[str, tuple[tuple[float, ...], str]]] = {
     "request_inference_time_seconds": (_REQUEST, "From the first step to the end."),
     "request_prompt_tokens": (_TOKENS, "Prompt tokens of a request."),
     "request_generation_tokens": (_TOKENS, "Tokens written for a request, of all its choices."),
+    "request_max_num_generation_tokens": (_TOKENS, "Tokens of a request's longest choice."),
     "request_params_n": (_CHOICES, "Choices of a request."),
     "request_params_max_tokens": (_TOKENS, "max_tokens of a request, where it was given."),
 }  # fmt: skip
@@ -108,6 +109,7 @@ class ServerMetrics:
         self._cached_tokens += record.cached_tokens
         self._observe("request_prompt_tokens", record.prompt_tokens)
         self._observe("request_generation_tokens", record.completion_tokens)
+        self._observe("request_max_num_generation_tokens", record.longest)
         self._observe("request_params_n", record.choices)
         self._observe("request_params_max_tokens", record.max_tokens)
         queue, first, total = record.queue_s, record.first_token_s, record.total_s

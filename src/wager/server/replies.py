@@ -102,7 +102,8 @@ class Run:
         self._route = route
         now = time.perf_counter()
         self.prompts = [
-            Progress(f"{head.id}-{number}", ids, now) for number, ids in enumerate(asked.prompts)
+            Progress(f"{head.id}-{number}", ids, asked.params, now)
+            for number, ids in enumerate(asked.prompts)
         ]
 
     async def pieces(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -152,7 +153,7 @@ class Run:
             message = "the model gave no usable result; the request was ended"
             raise ApiError(500, message, kind=SERVER, code="request_failed")
         if piece.finished:
-            one.finish(self._route, self.head.model, self.asked.params.max_tokens, self.service)
+            one.finish(self._route, self.head.model, self.service)
 
     def usage(self, reasoning_tokens: int | None = None, sent: int | None = None) -> dict[str, Any]:
         """So far; of the answer's tokens only those that were ``sent``, where that is given."""

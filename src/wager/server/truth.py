@@ -34,7 +34,7 @@ class RequestRecord:
 
     ``queue_s`` is the wait until the first step that computed for it, ``inter_token_s`` the times
     between the pieces that brought tokens: one per step, not one per token. ``completion_tokens``
-    and ``counts`` are of all ``choices`` together.
+    and ``counts`` are of all ``choices`` together, ``longest`` is the tokens of the longest one.
     """
 
     route: str
@@ -52,6 +52,7 @@ class RequestRecord:
     draft_ms: float | None = None
     verify_ms: float | None = None
     choices: int = 1
+    longest: int | None = None
     max_tokens: int | None = None
 
     @classmethod
@@ -82,6 +83,7 @@ class RequestRecord:
             draft_ms=output.draft_ms,
             verify_ms=output.verify_ms,
             choices=len(output.outputs),
+            longest=longest(output),
             max_tokens=max_tokens,
         )
 
@@ -89,6 +91,11 @@ class RequestRecord:
     def decode_s(self) -> float | None:
         """From the first token to the end."""
         return _decode_s(self.first_token_s, self.total_s)
+
+
+def longest(output: RequestOutput) -> int:
+    """The tokens of the longest choice."""
+    return max((len(c.token_ids) for c in output.outputs), default=0)
 
 
 def counts_of(output: RequestOutput) -> DraftCounts:
@@ -127,7 +134,7 @@ def _estimated(
 ) -> dict[str, float | None]:
     step = snapshot.plain_ms if snapshot is not None else None
     # Choices decode beside each other, so the longest one is what the time is of.
-    after_first = max((len(c.token_ids) for c in output.outputs), default=0) - 1
+    after_first = longest(output) - 1
     if step is None or after_first < 1:
         return {"plain_ms": None, "speedup": None}
     plain_ms = after_first * step

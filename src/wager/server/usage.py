@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from wager.config import SamplingParams
 from wager.engine.llm import Collector
 from wager.server import truth
 from wager.server.truth import RequestRecord
-from wager.types import DraftCounts, RequestOutput
+from wager.types import RequestOutput
 
 if TYPE_CHECKING:
     from wager.server.service import Service
@@ -81,6 +82,7 @@ class Progress:
 
     name: str
     prompt_ids: list[int]
+    params: SamplingParams
     arrived: float
     tokens: int = 0
     cached_tokens: int = 0
@@ -112,34 +114,35 @@ class Progress:
 
     def whole(self) -> RequestOutput:
         """All that came."""
+        if not self.begun:
+            return RequestOutput(self.name, self.prompt_ids, [], False)
         return self._collector.output()
 
-    def finish(self, route: str, model: str, max_tokens: int | None, service: Service) -> None:
+    def finish(self, route: str, model: str, service: Service) -> None:
         """It is over: into the figures with it."""
-        self.over = True
         output = self.whole()
-        record = RequestRecord.of(
-            output, route=route, model=model, inter_token_s=self._gaps, max_tokens=max_tokens
-        )
-        service.metrics.finished(record)
-        service.recent.add(record, output, service.llm.llm.tokenizer)
+        self._note(self._record(output, route, model), output, service)
 
     def abandon(
         self, route: str, model: str, now: float, reason: Unfinished, service: Service
     ) -> None:
         """It is over before its answer was whole."""
-        self.over = True
-        record = RequestRecord(
+        output = self.whole()
+        record = self._record(output, route, model)
+        total_s = now - self.arrived
+        self._note(replace(record, finish_reason=reason, total_s=total_s), output, service)
+
+    def _record(self, output: RequestOutput, route: str, model: str) -> RequestRecord:
+        record = RequestRecord.of(
+            output,
             route=route,
             model=model,
-            prompt_tokens=len(self.prompt_ids),
-            completion_tokens=self.tokens,
-            finish_reason=reason,
-            counts=truth.counts_of(self.whole()) if self.begun else DraftCounts(),
-            request_id=self.name,
-            cached_tokens=self.cached_tokens,
-            total_s=now - self.arrived,
-            inter_token_s=tuple(self._gaps),
+            inter_token_s=self._gaps,
+            max_tokens=self.params.max_tokens,
         )
+        return replace(record, choices=self.params.n)
+
+    def _note(self, record: RequestRecord, output: RequestOutput, service: Service) -> None:
+        self.over = True
         service.metrics.finished(record)
-        service.recent.add(record)
+        service.recent.add(record, output, service.llm.llm.tokenizer)
