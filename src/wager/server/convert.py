@@ -36,8 +36,9 @@ T = TypeVar("T")
 
 MAX_TOKENS: Final = 16
 """Of a completion that says nothing, as OpenAI has it. A chat goes on to the end of the context."""
-COMPILE_S: Final = 2.0
-"""What a grammar may take to compile."""
+COMPILE_S: Final = 10.0
+"""What a grammar may take to compile by the clock, beside others and on a busy machine. Of the
+processor's time it has less, see `wager.sampling.grammar`."""
 _STOP_IDS: Final = 1024
 _DIGITS: Final = 10
 _MOST_TOKENS: Final = (1 << 31) - 1
