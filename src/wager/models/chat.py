@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from wager.errors import ModelError, RequestError
 from wager.models.messages import conversation
@@ -18,9 +18,28 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE: Final = 1 << 20
 MAX_OUTPUT: Final = 1 << 24
+DEFAULT: Final = "default"
+"""Of the names that templates have."""
 
 _OWN: Final = frozenset(("messages", "tools", "add_generation_prompt", "range"))
 _PROBE: Final = {"probe": "x"}
+
+
+class ChatTemplates(TypedDict):
+    """Those of a tokenizer, as it takes them: for all conversations, and for those with tools."""
+
+    template: ChatTemplate | None
+    tool_template: ChatTemplate | None
+
+
+def chat_templates(texts: Mapping[str, str], tokens: Mapping[str, str], name: str) -> ChatTemplates:
+    """From a model's templates by name, of which two have a meaning that is known."""
+    made = {
+        role: ChatTemplate(texts[role], tokens, name)
+        for role in (DEFAULT, "tool_use")
+        if role in texts
+    }
+    return {"template": made.get(DEFAULT), "tool_template": made.get("tool_use")}
 
 
 class ChatTemplate:

@@ -88,7 +88,8 @@ def _template_options(raw: Mapping[str, Any], tokenizer: Tokenizer) -> Json | No
     options = dict(raw.get("chat_template_kwargs") or {})
     effort = raw.get("reasoning_effort")
     if effort is not None:
-        if "reasoning_effort" not in (tokenizer.chat_template or ""):
+        used = tokenizer.template_text(tools=_offered(raw) is not None)
+        if "reasoning_effort" not in (used or ""):
             raise RequestError(
                 "reasoning_effort: this model's chat template does not read it; leave it out"
             )
@@ -107,7 +108,7 @@ def prepared(
     convert.check_ids(ids, service, "messages")
     opened = opened_reasoning(text, final)
     talk = Talk(
-        template=tokenizer.chat_template,
+        template=tokenizer.template_text(tools=_offered(raw) is not None),
         tools=_offered(raw),
         tool_choice=raw.get("tool_choice") or "auto",
         # What has to have a form has it from the first token on: nothing is thought before.
