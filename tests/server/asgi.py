@@ -15,14 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.recipes import PATIENCE_S
 from wager.config import EngineConfig, SamplingParams
 from wager.server.app import create_app
 from wager.server.limits import read_json
 from wager.server.options import ServerOptions
 
 Headers = Iterable[tuple[str, str]]
-PATIENCE_S = 20.0
-"""Bounds a hang, and measures nothing."""
 
 
 def idle_llm(**told: Any) -> Any:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.server.asgi import PATIENCE_S, Exchange, app_with
+from wager.server.errors import timed_out
 from wager.server.limits import read_json
 from wager.server.service import Service, service_of
 
@@ -144,12 +145,22 @@ def test_the_end_of_a_reply_is_not_taken_for_a_client_that_left() -> None:
     assert finished == [True]
 
 
+def over(app: Any) -> None:
+    """What the clock does when a request has had its time."""
+    (life,) = the_service(app).endings
+    life.stop(timed_out(7.0))
+
+
 def test_the_time_of_a_request_is_bounded() -> None:
     async def run() -> None:
         handler = Slow()
-        app, exchange, task = await begin(handler, request_timeout=0.05)
-        await task
-        assert handler.cancelled == 1
+
+        async def handle(request: Request) -> Response:
+            return await handler(request)
+
+        app = app_with(handle, request_timeout=0.05)
+        exchange = await Exchange().play(app)
+        assert handler.done == 0
         assert exchange.status == 504
         assert "0.05 s" in exchange.error["message"]
         assert the_service(app).in_flight == 0
@@ -159,8 +170,8 @@ def test_the_time_of_a_request_is_bounded() -> None:
 
 def test_a_stream_whose_time_is_over_says_so() -> None:
     async def run() -> None:
-        handler = Streaming()
-        _, exchange, task = await begin(handler, request_timeout=0.05)
+        app, exchange, task = await begin(Streaming())
+        over(app)
         await task
         assert exchange.complete
         first, last, rest = exchange.text.split("\n\n")
@@ -172,7 +183,8 @@ def test_a_stream_whose_time_is_over_says_so() -> None:
 
 def test_any_other_reply_whose_time_is_over_is_cut_off() -> None:
     async def run() -> None:
-        _, exchange, task = await begin(Plain(), request_timeout=0.05)
+        app, exchange, task = await begin(Plain())
+        over(app)
         await task
         # The server closes a connection whose reply is not complete.
         assert not exchange.complete

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.server.asgi import PATIENCE_S, Exchange
 from tests.server.fakes import CHAT, NAME, TEXT, Client, FakeLLM, Say, spelled, tokenizer
 from wager.models.tokenizer import Tokenizer
 from wager.server import sse
-from wager.server.errors import ApiError
+from wager.server.errors import ApiError, timed_out
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES = [(TEXT, {"prompt": "a"}), (TEXT, {"prompt": ["a", "b", "c"]}), (CHAT, {"messages": HI})]
@@ -115,8 +115,11 @@ def test_what_was_opened_is_closed_though_nobody_listens() -> None:
 # Clients that go away
 
 
-async def _leave(told: Client, path: str, body: dict[str, Any]) -> Exchange:
-    """Ask, and go away once the engine has been asked, and something came where it is a stream."""
+async def _leave(
+    told: Client, path: str, body: dict[str, Any], end: Callable[[], None] | None = None
+) -> Exchange:
+    """Ask, and go away (or do something else that ends it) once the engine has been asked, and
+    something came where it is a stream."""
     exchange = Exchange(**told.request(path, body))
     playing = asyncio.ensure_future(exchange.play(told.app))
 
@@ -128,7 +131,7 @@ async def _leave(told: Client, path: str, body: dict[str, Any]) -> Exchange:
             await asyncio.sleep(0.001)
 
     await asyncio.wait_for(reached(), PATIENCE_S)
-    exchange.leave()
+    (end or exchange.leave)()
     await playing
     return exchange
 
@@ -154,16 +157,21 @@ def test_a_client_that_leaves_aborts_its_request(
 
 
 def test_a_request_that_takes_too_long(spell: Tokenizer) -> None:
-    told = Client(FakeLLM(spell, [], hang=True), request_timeout=0.5)
-    reply = told.post(TEXT, {"prompt": "a"})
+    told = Client(FakeLLM(spell, [], hang=True))
+
+    def time_is_over() -> None:
+        (life,) = told.service.endings
+        life.stop(timed_out(7.0))
+
+    reply = asyncio.run(_leave(told, TEXT, {"prompt": "a"}, time_is_over))
     assert reply.status == 504
     assert len(told.llm.aborted) == 1
     told.llm.script = [[Say("a", [70])]]
-    reply = told.post(TEXT, {"prompt": "a", "stream": True})
+    reply = asyncio.run(_leave(told, TEXT, {"prompt": "a", "stream": True}, time_is_over))
     assert reply.status == 200
     *_, last, end = reply.text.split("\n\n")
     assert end == ""
-    assert "error" in json.loads(last.removeprefix("data: "))
+    assert "7 s" in json.loads(last.removeprefix("data: "))["error"]["message"]
     assert len(told.llm.aborted) == 2
     assert told.service.in_flight == 0
 

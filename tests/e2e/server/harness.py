@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import httpx2
 import uvicorn
 
+from tests.recipes import PATIENCE_S
 from wager import AsyncLLM
 from wager.server import run
 from wager.server.app import create_app
@@ -29,9 +30,6 @@ from wager.server.service import Service
 from wager.types import RequestOutput
 
 NAME = "tiny"
-PATIENCE_S = 300.0
-"""Bounds a hang, and measures nothing: a test that waits this long has failed, also where all the
-machine is busy with something else."""
 
 PROBE: dict[str, Any] = {
     "model": NAME,
