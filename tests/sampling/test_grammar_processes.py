@@ -231,8 +231,10 @@ PROGRAM = """
 import os
 from tests.sampling.fakes import EOS, TOKENIZER
 from tests.sampling.test_grammar_processes import DENSE, WORDS, processes
+from wager.sampling import grammar
 from wager.sampling.grammar import prepare
 import threading
+grammar.LIMITS = grammar.Limits(compile_s=0.7)
 prepare(TOKENIZER, (EOS,), WORDS)
 threading.Thread(target=lambda: prepare(TOKENIZER, (EOS,), DENSE), daemon=True).start()
 while len(processes(TOKENIZER)) < 3:
