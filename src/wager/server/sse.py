@@ -15,11 +15,16 @@ from wager.server.errors import as_api_error
 DONE: Final = b"data: [DONE]\n\n"
 """The end of a stream that is whole; one that failed ends with an error instead."""
 MEDIA_TYPE: Final = "text/event-stream"
+# No line breaks to the standard, but to clients that read line by line as Python does.
+_BREAKS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """One event. Its JSON has no line breaks, so it takes one line."""
+    """One event. Its JSON has no line breaks, whoever counts them, so it takes one line."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if not text.isascii():
+        for sign, escape in _BREAKS.items():
+            text = text.replace(sign, escape)
     return f"data: {text}\n\n".encode()
 
 
