@@ -103,7 +103,7 @@ class Brake:
             yield
         finally:
             with self._changed:
-                self._left = None
+                self._left, self._stands = None, False
                 self._changed.notify_all()
 
     def reached(self) -> None:

@@ -80,10 +80,12 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
-def leave(live: Live, connection: socket.socket) -> None:
+def leave(
+    live: Live, connection: socket.socket, close: Callable[[socket.socket], None] = vanish
+) -> None:
     """Go away when the engine stands still, and wait until the server knows."""
     live.brake.reached()
-    vanish(connection)
+    close(connection)
     wait_for(lambda: not live.unfinished(), "nobody noticed that the client is gone")
 
 
@@ -97,19 +99,21 @@ def test_twenty_streams_left_at_a_random_token(
     route: str, close: Callable[[socket.socket], None], live: Live
 ) -> None:
     rng = random.Random(84)
-    body: dict[str, Any] = {**LONG, "stream": True}
+    # With log-probabilities every token is told, also one whose text is kept back.
+    body: dict[str, Any] = {**LONG, "stream": True, "logprobs": 0}
     if route == CHAT:
-        body["messages"] = [{"role": "user", "content": "river river"}]
+        body.update(messages=[{"role": "user", "content": "river river"}], logprobs=True)
         del body["prompt"]
     before = aborted(live)
     for number in range(20):
-        connection = sent(live, {**body, "seed": number}, route)
-        wanted, seen = rng.randrange(1, 4000), 0
-        while seen < wanted:
-            part = connection.recv(wanted - seen)
-            assert part, "the stream ended before it was left"
-            seen += len(part)
-        close(connection)
+        with live.brake.on(rng.randrange(20, 60)):
+            connection = sent(live, {**body, "seed": number}, route)
+            wanted, seen = rng.randrange(1, 4000), 0
+            while seen < wanted:
+                part = connection.recv(wanted - seen)
+                assert part, "the stream ended before it was left"
+                seen += len(part)
+            leave(live, connection, close)
         if number % 5 == 0:
             live.survives()
     live.survives()

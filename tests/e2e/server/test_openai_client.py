@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.e2e.server.combos import TOOLS
-from tests.e2e.server.harness import Live, serving
+from tests.e2e.server.harness import PATIENCE_S, Live, serving
 from tests.recipes import ngram
 
 KEY = "a-key-of-the-tests"
@@ -36,7 +36,9 @@ def live(calls_path: Path) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key=KEY, max_retries=0, timeout=60) as made:
+    with openai.OpenAI(
+        base_url=f"{live.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE_S
+    ) as made:
         yield made
 
 
@@ -214,7 +216,9 @@ def test_many_at_a_time(live: Live) -> None:
     """The asynchronous client: each reply is the one it gets alone."""
 
     async def ask_all() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=KEY, timeout=60) as own:
+        async with openai.AsyncOpenAI(
+            base_url=f"{live.url}/v1", api_key=KEY, timeout=PATIENCE_S
+        ) as own:
             one = [
                 own.chat.completions.create(
                     model="tiny", messages=[{"role": "user", "content": f"stone {n % 8}"}],

@@ -74,6 +74,19 @@ def test_everything_is_equal_with_and_without_speculation(
     assert 0 < accepted < drafted, "no draft was accepted, or none refused"
 
 
+@pytest.fixture(scope="module")
+def careful(served_path: Path) -> Iterator[Live]:
+    """As a server is started by most: the controller says whether, what and how much is drafted,
+    and it goes by the clock."""
+    way = {"method": "auto"}
+    with serving(served_path, speculation=way, max_num_seqs=16, max_batch_tokens=64) as live:
+        yield live
+
+
+def test_the_same_where_the_controller_decides(plain: Live, careful: Live) -> None:
+    compare(plain, careful, SAMPLE[::4])
+
+
 # The real model, on a part of it.
 
 
