@@ -7,6 +7,7 @@ draft tokens, eight at a time. Everything that the client sees is equal, and so 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
