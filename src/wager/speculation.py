@@ -179,7 +179,7 @@ def _control(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(mode, bool):
         mode = "on" if mode else "off"
     choice("controller", mode, ("on", "off"))
-    found = {key: raw.pop(key) for key in ("loss_budget", "objective") if key in raw}
+    found: dict[str, Any] = {k: raw.pop(k) for k in ("loss_budget", "objective") if k in raw}
     if found and mode == "off":
         raise ConfigError(
             f'{next(iter(found))}: is for "controller": "on", and it is off; leave one of them out'

@@ -219,7 +219,7 @@ def _candidate(request: _Request) -> Candidate | None:
 
 def _verify(request: _Request, draft: Draft) -> list[int]:
     """Plain decoding writes p + 1 at position p."""
-    committed = []
+    committed: list[int] = []
     for token in (*draft.tokens, None):
         right = request.tokens + len(committed) + 1
         committed.append(right)
