@@ -2,7 +2,7 @@
 
     python -m benchmarks.run_all [--fresh] [--skip engines,quality]
 
-At most 40 minutes on two cores, with nothing else running. What is finished is kept in
+About 70 minutes on two cores, with nothing else running. What is finished is kept in
 benchmarks/results and not measured again, so an interrupted run goes on where it was; results of
 other sources or of another CPU are not kept. Peers that `scripts/peers.sh` did not set up (in
 `.peers`, or where WAGER_PEERS says) are n/a.
@@ -16,13 +16,24 @@ import signal
 import sys
 import time
 
-from benchmarks import drafters, engines, kernels, memory, overhead, quality, shapes, steps
+from benchmarks import (
+    drafters,
+    engines,
+    kernels,
+    memory,
+    methods,
+    overhead,
+    quality,
+    shapes,
+    steps,
+)
 from benchmarks.peers import Peers
 from benchmarks.results import FOLDER, Aim, Result, Store, say, table
 from wager import LLM
 from wager.bench.machine import machine, versions
+from wager.bench.workloads.generated import RECIPES
 
-PARTS = ("steps", "overhead", "engines", "quality", "memory", "shapes", "drafters")
+PARTS = ("steps", "overhead", "engines", "quality", "memory", "shapes", "drafters", "methods")
 THREADS = 2
 QUIET = 0.7
 PEER_VERSIONS = {
@@ -87,6 +98,9 @@ def run(store: Store, parts: list[str]) -> str:
     if "drafters" in parts:
         found = store.get("drafters", lambda: drafters.measure(peers))
         add(drafters.report(found), drafters.aims(found))
+    if "methods" in parts:
+        found = methods.measure(store, list(RECIPES))
+        add(methods.report(found), methods.aims(found))
     sections.append("Aims:\n\n" + table(["what", "aim", "found", "met"], [a.row for a in aims]))
     return "\n\n".join(sections)
 

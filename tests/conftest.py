@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.tiny import write_tiny_hf
 from wager import LLM
+
+# How long an example takes is the machine's matter: no test is timed.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +34,14 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["WAGER_HOME"]
     else:
         os.environ["WAGER_HOME"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and every process under it
+    inherits that: tests that interrupt a process of their own would wait for nothing."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,12 @@ import pytest
 from wager.errors import ConfigError
 from wager.speculation import SpeculationConfig
 
+JOINT: dict[str, Any] = {
+    "method": ["suffix", "ngram", "draft_model"], "num_speculative_tokens": 8, "model": "D",
+    "prompt_lookup_min": 2, "prompt_lookup_max": 5, "suffix_decoding_max_cached_requests": 0,
+}  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
+    JOINT,
     {"method": "ngram", "num_speculative_tokens": 4},
     {"method": "ngram"},
     {"method": "ngram", "loss_budget": 0.02, "objective": "latency"},
@@ -19,10 +24,6 @@ CONFIGS: list[dict[str, Any]] = [
     {
         "method": "draft_model", "num_speculative_tokens": 4, "model": "self",
         "quantization": "int8", "verify": "rejection", "block_verification": True,
-    },
-    {
-        "method": ["suffix", "ngram", "draft_model"], "num_speculative_tokens": 8, "model": "D",
-        "prompt_lookup_min": 2, "prompt_lookup_max": 5, "suffix_decoding_max_cached_requests": 0,
     },
     {
         "method": ["tests.recipes:Garbage", "suffix"], "num_speculative_tokens": 3,
@@ -43,7 +44,7 @@ def test_the_values_in_effect_make_the_same_config(config: dict[str, Any]) -> No
 
 
 def test_each_method_takes_its_own_keys() -> None:
-    read = SpeculationConfig.parse(CONFIGS[4])
+    read = SpeculationConfig.parse(JOINT)
     assert read is not None
     suffix, ngram, model = (one.options for one in read.methods)
     assert suffix.suffix_decoding_max_cached_requests == 0

@@ -22,9 +22,11 @@ LOSS_BUDGET: Final = 0.005
 
 Objective: TypeAlias = Literal["throughput", "latency"]
 
+AUTO: Final = "auto"
+AUTO_METHODS: Final = ("suffix", "ngram")
+"""What the method ``auto`` stands for: those that need no model."""
+
 _K: Final = "num_speculative_tokens"
-_AUTO: Final = "auto"
-_AUTO_METHODS: Final = ("suffix", "ngram")
 _AUTO_KEYS: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 _OWN_KEYS: Final = (
     "method",
@@ -88,7 +90,7 @@ class SpeculationConfig:
                 raise ConfigError(f"speculative-config: not valid JSON: {error}") from error
         if not isinstance(value, Mapping):
             raise ConfigError(f"speculative-config: must be a JSON object, e.g. {_EXAMPLE}")
-        return cls._from_mapping({str(k).replace("-", "_"): v for k, v in value.items()})
+        return cls._from_mapping(_spelled(value))
 
     @classmethod
     def of(cls, method: str, k: int, **options: Any) -> SpeculationConfig:
@@ -97,10 +99,17 @@ class SpeculationConfig:
         return cls._from_mapping({"method": method, _K: k, "controller": "off", **options})
 
     @classmethod
+    def measured(cls, value: Mapping[str, Any]) -> SpeculationConfig:
+        """What an arm of a measurement means: one that names a length drafts just that, as on every
+        other engine, unless it says otherwise. Raises ConfigError."""
+        given = _spelled(value)
+        return cls._from_mapping({"controller": "off", **given} if _K in given else given)
+
+    @classmethod
     def _from_mapping(cls, raw: dict[str, Any]) -> SpeculationConfig:
-        if raw.get("method") == _AUTO:
+        if raw.get("method") == AUTO:
             # Short matches too: the controller weighs them by what they brought so far.
-            raw = {**_AUTO_KEYS, **raw, "method": list(_AUTO_METHODS)}
+            raw = {**_AUTO_KEYS, **raw, "method": list(AUTO_METHODS)}
         names = _names(raw.pop("method", None))
         classes = {name: drafter_class(name) for name in names}
         control = _control(raw)
@@ -159,6 +168,11 @@ class SpeculationConfig:
         return ", ".join(part for part in said if part)
 
 
+def _spelled(value: Mapping[Any, Any]) -> dict[str, Any]:
+    """With underscores, as the keys are known here."""
+    return {str(key).replace("-", "_"): one for key, one in value.items()}
+
+
 def _names(method: object) -> tuple[str, ...]:
     if method is None:
         raise ConfigError(f'speculative-config: "method" is missing, e.g. {_EXAMPLE}')
@@ -179,7 +193,9 @@ def _control(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(mode, bool):
         mode = "on" if mode else "off"
     choice("controller", mode, ("on", "off"))
-    found: dict[str, Any] = {k: raw.pop(k) for k in ("loss_budget", "objective") if k in raw}
+    found: dict[str, Any] = {
+        key: raw.pop(key) for key in ("loss_budget", "objective") if key in raw
+    }
     if found and mode == "off":
         raise ConfigError(
             f'{next(iter(found))}: is for "controller": "on", and it is off; leave one of them out'

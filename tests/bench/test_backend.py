@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wager import SpeculationConfig
-from wager.arms import PLAIN, Arm, arm_of
+from wager.arms import PLAIN, Arm, arm_of, parse_arms
 from wager.backend import Load, Prompt, SourceCounts
 from wager.bench.backend import EngineBackend, check_arm
 from wager.config import EngineConfig, SamplingParams
@@ -195,9 +195,20 @@ def test_an_arm_is_checked_without_a_model() -> None:
     with pytest.raises(ConfigError, match="eagle9"):
         check_arm(arm_of({"method": "eagle9", "num_speculative_tokens": 4}))
     with pytest.raises(ConfigError, match="num_speculative_tokens"):
-        check_arm(arm_of({"method": "ngram"}))
+        check_arm(arm_of({"method": "ngram", "controller": "off"}))
     with pytest.raises(ConfigError, match="unknown key 'model'"):
         check_arm(arm_of({"method": "ngram", "num_speculative_tokens": 4, "model": "d"}))
+
+
+def test_an_arm_that_names_a_length_is_not_controlled() -> None:
+    """It means just that length, as on every other engine; one without leaves it to be found."""
+    said = "only where it pays"
+    for arm, controlled in {
+        "ngram:k=8": False, "suffix+ngram:k=8": False, "auto:k=4": False, "ngram": True,
+        "auto": True, "ngram:k=8,controller=on": True, "ngram:num-speculative-tokens=8": False,
+    }.items():  # fmt: skip
+        (parsed,) = parse_arms(arm)
+        assert (said in check_arm(parsed)) == controlled, arm
 
 
 class Clock:

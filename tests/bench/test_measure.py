@@ -89,5 +89,5 @@ def test_what_each_source_did_between_two_readings() -> None:
 def test_the_default_arm_is_the_default_config() -> None:
     assert DEFAULT_ARM.speculation is not None
     expected = SpeculationConfig.of("ngram", DEFAULT_K, prompt_lookup_min=2, prompt_lookup_max=5)
-    assert SpeculationConfig.parse(DEFAULT_ARM.speculation.config()) == expected
+    assert SpeculationConfig.measured(DEFAULT_ARM.speculation.config()) == expected
     assert DEFAULT_ARM.name == "ngram:k=8,min=2,max=5"

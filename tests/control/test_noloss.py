@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.control.worlds import DEVICES, H100, RULES, TWO_CORES, burst, clock_drop, world
@@ -9,6 +11,7 @@ from wager.bench.simulate import Simulation
 from wager.bench.worlds import Device, World, always, flip, never
 from wager.engine.control import decisions as why
 from wager.engine.control.account import CREDIT, ERROR, savings
+from wager.engine.control.base import StepResult, StepView
 from wager.engine.control.noloss import SAVED, SELDOM
 
 BUDGET = 0.005
@@ -128,6 +131,34 @@ def test_a_blocked_account_does_not_go_on_searching() -> None:
     simulation = Simulation(here)
     trace = simulation.run(1000)
     assert trace.worst_window(BUDGET) <= bound(here) + 0.1 * 20
+
+
+def test_drafts_that_bring_less_than_looking_for_them_takes_are_given_up() -> None:
+    """Every step is a gain but for the time that its drafts took to find."""
+    here = world("rare", H100, 64, search_ms=0.06)
+    trace = Simulation(here).run(300)
+    look = 64 * here.search_ms / H100.rows[1]
+    assert look > 0.5
+    assert trace.worst_window(BUDGET) <= bound(here) + look
+    assert sum(trace.drafted) > 0
+
+
+def test_a_pause_of_the_machine_does_not_stop_looking_for_long() -> None:
+    """It falls into the time that looking took, which is not what looking takes."""
+    simulation = Simulation(world("never", TWO_CORES, answer=1 << 20))
+    simulation.run(100)
+    settle = simulation.controller.settle
+
+    def paused(step: StepView, result: StepResult) -> None:
+        settle(step, replace(result, total=result.total + 25.0, betting=result.betting + 25.0))
+
+    simulation.controller.settle = paused  # type: ignore[method-assign]
+    simulation.run(1)
+    simulation.controller.settle = settle  # type: ignore[method-assign]
+    reasons = simulation.controller.decisions.reasons
+    before = reasons[why.RESTING]
+    simulation.run(400)
+    assert reasons[why.RESTING] - before < 60
 
 
 def test_it_notices_soon_that_drafts_became_good() -> None:

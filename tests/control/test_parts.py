@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 import pytest
 
 from wager.bench.worlds import H100, TWO_CORES, Device
+from wager.drafters.base import DrafterNeeds, DraftQuery
 from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import CREDIT, ERROR, LossAccount, savings
 from wager.engine.control.allocate import MARGIN, Batch, Offer, allocate
+from wager.engine.control.base import Candidate, StepView
+from wager.engine.control.noloss import NoLoss
 from wager.engine.control.times import StepTimes
 from wager.engine.costs import CONTEXTS, ROWS, StepCosts
+from wager.engine.drafting import Drafters, GuardedDrafter
+from wager.speculation import SpeculationConfig
 from wager.types import Draft
 
 
@@ -205,6 +211,21 @@ def test_steps_that_take_longer_are_learnt_apart_and_together() -> None:
     assert float(times.verify(1, 300, one, context)[0]) == pytest.approx(1.8 * verify, rel=0.03)
 
 
+@pytest.mark.parametrize("factor", [0.7, 1.4])
+def test_what_a_plain_step_takes_is_told_by_plain_steps_alone(factor: float) -> None:
+    """An account that took it from verify steps would call their loss none."""
+    times = StepTimes(table(TWO_CORES))
+    for _ in range(10):
+        times.record_plain(1, 300, times.plain(1, 300))
+    before = times.plain(1, 300)
+    one, context = np.array([8.0]), np.array([2400.0])
+    true = factor * float(times.verify(1, 300, one, context)[0])
+    for _ in range(200):
+        times.record_verify(1, float(times.verify(1, 300, one, context)[0]), 8, true)
+    assert times.plain(1, 300) == before
+    assert float(times.verify(1, 300, one, context)[0]) == pytest.approx(true, rel=0.02)
+
+
 def test_one_odd_step_changes_little() -> None:
     times = StepTimes(table(TWO_CORES))
     for _ in range(50):
@@ -230,6 +251,84 @@ def test_beside_prompts_draft_rows_cost_what_further_rows_cost() -> None:
     slope = (TWO_CORES.rows[32] - TWO_CORES.rows[17]) / 15
     assert beside == pytest.approx(8 * slope, rel=0.1)
     assert beside > alone
+
+
+# What was drawn at random
+
+
+class Drawing:
+    """A drafter with a model that drew these tokens, which took so many seconds."""
+
+    needs = DrafterNeeds(host=True, blocks=True)
+
+    def __init__(self, tokens: tuple[int, ...], seconds: float) -> None:
+        self.tokens = tokens
+        self.seconds = seconds
+        self.now = 0.0
+
+    def behind(self, request: int, length: int) -> int:
+        return 1
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        self.now += self.seconds
+        flat = np.full(8, 0.125)
+        drawn = Draft(self.tokens, "draft_model", 0, (flat,) * len(self.tokens))
+        return [drawn.cut(query.limit) for query in queries]
+
+
+class Lost(Drawing):
+    """Cannot say where it stands."""
+
+    def behind(self, request: int, length: int) -> int:
+        raise RuntimeError("lost")
+
+
+def admitted(drafter: Drawing) -> tuple[int, GuardedDrafter]:
+    """How many of its tokens are verified, where four pay and one does not."""
+    costs = StepCosts(lambda rows, context: 0.0)
+    for context, (rows, ms) in itertools.product(CONTEXTS, {1: 10.0, 2: 20.0, 32: 20.5}.items()):
+        costs.record(rows, context, ms)
+    config = SpeculationConfig.parse({
+        "method": "draft_model", "model": "D", "num_speculative_tokens": 4, "verify": "rejection",
+    })  # fmt: skip
+    assert config is not None
+    member = GuardedDrafter(drafter, 8, "draft_model")  # type: ignore[arg-type]
+    subject = NoLoss(config, StepTimes(costs), clock=lambda: drafter.now)
+    for _ in range(3):
+        subject.times.record_plain(1, 64, 10.0)
+    for _ in range(300):
+        drawn = Draft((1, 2, 3, 4), "draft_model", 0, (np.full(8, 0.125),) * 4)
+        subject.acceptance.propose(1, "draft_model", drawn, 4)
+        subject.acceptance.commit(1, [1, 2, 3, 4])
+    subject.account.plain_step(10.0)
+    for _ in range(10):
+        subject.account.settle({1: 2}, 0.0, 1.0)
+
+    def query(limit: int, blocks: bool) -> DraftQuery:
+        return DraftQuery(1, 65, limit)
+
+    candidate = Candidate(1, 64, 100, query, lambda token: False)
+    step = StepView(requests=1, kv_tokens=64, prompt_rows=0, rows=100, candidates=[candidate])
+    assert subject.looks(step)
+    (draft,) = subject.draft(step, Drafters([member]))
+    return len(draft.tokens), member
+
+
+@pytest.mark.parametrize("tokens", [(7,), (7, 6), (7, 6, 5, 4)])
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_whether_a_drawn_draft_is_verified_does_not_depend_on_what_was_drawn(
+    tokens: tuple[int, ...], seconds: float
+) -> None:
+    """A draft may end early because of a token in it, and take less time for that. To leave it out
+    therefore would be to leave out that token more often than its distribution says."""
+    assert admitted(Drawing(tokens, seconds))[0] == len(tokens)
+
+
+def test_a_drafter_that_cannot_tell_what_it_lacks_costs_its_drafts_alone() -> None:
+    found, member = admitted(Lost((7, 6, 5, 4), 0.0))
+    assert found == 0
+    assert member.failures == 1
+    assert not member.serves(1)
 
 
 # Allocation

@@ -212,7 +212,8 @@ def test_a_config_of_vllm_is_taken() -> None:
     config = SpeculationConfig.parse(text)
     assert config is not None
     assert config.describe() == (
-        "ngram_gpu, at most 4 draft tokens, lookup 3 to 3, recent match, cyclic"
+        "ngram_gpu, at most 4 draft tokens, lookup 3 to 3, recent match, cyclic, "
+        "only where it pays (0.5 % may be lost)"
     )
     subject = BatchedNgramDrafter(config.methods[0], 1000)
     subject.start(1, [1, 2, 3, 9, 1, 2, 3], "")

@@ -1,8 +1,8 @@
 """Speculation never changes a token: the full grid on a tiny model.
 
-200 prompts x k in {1, 4, 8, 16} x temperature in {0, 0.7, 1} x {alone, in a shifting batch, after a
-prefix hit, with a chunked prompt, preempted}, with f32 and int8 weights. The yardstick is plain
-decoding, alone, in one piece, without a cache.
+200 prompts x {k in {1, 4, 8, 16}, the controller} x temperature in {0, 0.7, 1} x {alone, in a
+shifting batch, after a prefix hit, with a chunked prompt, preempted}, with f32 and int8 weights.
+The yardstick is plain decoding, alone, in one piece, without a cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.control.cheap import cheapen
 from tests.recipes import ngram, prompts, run_all
 from wager import LLM, SamplingParams
 from wager.types import CompletionOutput
@@ -61,11 +62,20 @@ def plain_answers(tiny_path: Any) -> dict[tuple[str, float], list[CompletionOutp
     return answers
 
 
+def settings(controlled: bool) -> list[dict[str, Any]]:
+    """Fixed draft lengths, or any length, by two methods, where the controller expects a gain."""
+    if controlled:
+        return [{"method": "auto", "prompt_lookup_min": 1}]
+    return [ngram(k, low=1, high=4) for k in DRAFT_LENGTHS]
+
+
+@pytest.mark.parametrize("controlled", [False, True], ids=["controller off", "controller on"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_ids_equal_plain_decoding(
     mode: str,
     weights: str,
+    controlled: bool,
     make_llm: Callable[..., LLM],
     plain_answers: dict[tuple[str, float], list[CompletionOutput]],
 ) -> None:
@@ -76,13 +86,15 @@ def test_ids_equal_plain_decoding(
         options["kv_memory"] = blocks * 2 * 16 * 2 * 2 * 16 * width
         options["max_model_len"] = 128
     llm = make_llm(weights=weights, **options)
-    for k in DRAFT_LENGTHS:
-        llm.set_speculation(ngram(k, low=1, high=4))
+    for setting in settings(controlled):
+        llm.set_speculation(setting)
+        if controlled:
+            cheapen(llm)
         for temperature in TEMPERATURES:
             llm.engine.stats.reset()
             found = run_all(llm, requests(temperature))
             for index, plain in enumerate(plain_answers[weights, temperature]):
-                assert found[index].token_ids == plain.token_ids, (k, temperature, index)
+                assert found[index].token_ids == plain.token_ids, (setting, temperature, index)
                 assert found[index].finish_reason == plain.finish_reason
             assert llm.engine.stats.counts.accepted > 0, "no draft was ever accepted"
             assert llm.engine.stats.counts.accepted < llm.engine.stats.counts.drafted

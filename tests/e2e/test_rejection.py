@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.control.cheap import cheapen
 from tests.recipes import answer, ngram
 from tests.sampling.chi_square import excess_of_two
 from tests.tiny import write_tiny_hf
@@ -55,26 +56,43 @@ CUT = {
     "method": ["ngram", "draft_model"], "model": "CUT",
     "prompt_lookup_min": 1, "prompt_lookup_max": 2,
 }  # fmt: skip
+BOTH = {**CUT, **OWN, "method": CUT["method"]}
+SURE = {**OWN, "draft_min_token_prob": 0.5}
 
 
 @pytest.mark.parametrize("block", [False, True])
-@pytest.mark.parametrize("setting", [OWN, CUT], ids=["own weights", "n-gram and another model"])
+@pytest.mark.parametrize(
+    ("setting", "controller"),
+    [
+        pytest.param(OWN, "off", id="own weights"),
+        pytest.param(CUT, "off", id="n-gram and another model"),
+        pytest.param(SURE, "off", id="where it is sure"),
+        # A controller soon leaves the other model alone, which is hardly ever right.
+        pytest.param(OWN, "on", id="own weights, controlled"),
+        pytest.param(BOTH, "on", id="n-gram and own weights, controlled"),
+        pytest.param(SURE, "on", id="where it is sure, controlled"),
+    ],
+)
 def test_the_distribution_is_that_of_plain_sampling(
-    setting: dict[str, Any], block: bool, plain: Counter[tuple[int, ...]], tiny_path: Path,
-    cut_path: Path,
+    setting: dict[str, Any], block: bool, controller: str, plain: Counter[tuple[int, ...]],
+    tiny_path: Path, cut_path: Path,
 ) -> None:  # fmt: skip
     """Case 16, with the noise, the batches and the shared blocks of the engine."""
     setting = {
-        **setting, "num_speculative_tokens": 3, "controller": "off",
+        **setting, "num_speculative_tokens": 3, "controller": controller,
         "verify": "rejection", "block_verification": block,
     }  # fmt: skip
     if setting["model"] == "CUT":
         setting["model"] = str(cut_path)
     with LLM(str(tiny_path), threads=1, weights="f32", speculation=setting) as llm:
+        if controller == "on":
+            # Enough for probes of the model, beside another method, in so short a run.
+            cheapen(llm, saved=1e6)
         found = outcomes(llm, 0)
         by_source = llm.engine.stats.by_source
         assert 0 < by_source["draft_model"].accepted < by_source["draft_model"].drafted
-        assert ("ngram" in by_source) == (setting["method"] == CUT["method"])
+        if controller == "off":
+            assert ("ngram" in by_source) == (setting["method"] == CUT["method"])
         assert llm.engine.stats.drafter_failures == 0
     assert excess_of_two(plain, found) < 1.0
 

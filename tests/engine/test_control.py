@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.control.cheap import cheapen
 from tests.recipes import ngram, prompts, recipe, run_all
 from wager import LLM, SamplingParams
-from wager.engine.control.base import StepResult, StepView
 from wager.engine.control.noloss import NoLoss
-from wager.engine.control.times import StepTimes
-from wager.engine.costs import CONTEXTS, ROWS, Cell, StepCosts
 from wager.errors import RequestError
-from wager.speculation import SpeculationConfig
 
 V = 288
 METHODS: dict[str, dict[str, Any]] = {
@@ -31,23 +27,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Cheap(NoLoss):
-    """Told that rows are nearly free, whatever this machine takes for a tiny model."""
-
-    def __init__(self, config: SpeculationConfig) -> None:
-        costs = StepCosts(lambda rows, context: 0.0)
-        costs.cells = {(r, c): Cell(milliseconds(r)) for r in ROWS for c in CONTEXTS}
-        super().__init__(config, StepTimes(costs), clock=lambda: 0.0)
-
-    def settle(self, step: StepView, result: StepResult) -> None:
-        ms = milliseconds(step.requests + result.drafted)
-        super().settle(step, replace(result, total=ms, betting=0.01))
-
-
-def milliseconds(rows: int) -> float:
-    return 10.0 + 0.05 * rows
-
-
 @pytest.fixture
 def make_cheap(make_llm: Callable[..., LLM]) -> Callable[..., LLM]:
     def make(**options: Any) -> LLM:
@@ -56,12 +35,6 @@ def make_cheap(make_llm: Callable[..., LLM]) -> Callable[..., LLM]:
         return llm
 
     return make
-
-
-def cheapen(llm: LLM) -> None:
-    bets = llm.engine.bets
-    assert bets is not None
-    bets.controller = Cheap(bets.config)
 
 
 def controller(llm: LLM) -> NoLoss:

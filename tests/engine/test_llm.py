@@ -189,7 +189,7 @@ def test_bad_options_are_refused_by_name(
         ({}, '"method" is missing'),
         ({"method": "ngram", "controller": "off"}, '"num_speculative_tokens" is missing'),
         ({"method": "ngram", "controller": "maybe"}, "controller: must be one of on, off"),
-        ({"method": "ngram", "loss_budget": 2}, "loss_budget: must be a number from 0"),
+        ({"method": "ngram", "loss_budget": 2}, "loss_budget: must be at least 0 and at most 1"),
         ({"method": "ngram", "objective": "fun"}, "objective: must be one of throughput"),
         ({**ngram(2), "objective": "latency"}, "objective: is for"),
         ({"method": "ngram", "num_speculative_tokens": 2, "k": 3}, "unknown key 'k'"),

@@ -18,8 +18,8 @@ from wager.bench.logs.read import read_log
 from wager.bench.replay.rules import settings
 from wager.bench.replay.run import replayed
 from wager.bench.replay.tokens import open_vocabulary
-from wager.bench.workloads import prompts as drawn
 from wager.bench.workloads.generated import chosen
+from wager.bench.workloads.generated import prompts as drawn
 from wager.config import SamplingParams
 from wager.drafters.base import DraftQuery
 from wager.drafters.ngram import NgramDrafter

@@ -207,12 +207,46 @@ def test_own_runs_the_methods_without_training(arm: str, expected: dict[str, obj
     assert json.loads(value) == {"method": arm.partition(":")[0], **expected}
 
 
+@pytest.mark.parametrize(
+    ("arm", "expected"),
+    [
+        # With the controller a length need not be named, and is not made up.
+        ("auto", {"method": "auto"}),
+        ("auto:k=4,max=3", {"method": "auto", "num_speculative_tokens": 4, "prompt_lookup_max": 3}),
+        ("ngram", {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 5}),
+        ("draft_model:model=D", {"method": "draft_model", "model": "D"}),
+        ("ngram:min=2,max=4,loss_budget=0.02,objective=latency",
+         {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, "loss_budget": 0.02,
+          "objective": "latency"}),
+        ("ngram:k=4,min=2,max=4,controller=off",
+         {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2,
+          "prompt_lookup_max": 4, "controller": "off"}),
+    ],
+)  # fmt: skip
+def test_own_keeps_what_the_controller_is_told(arm: str, expected: dict[str, object]) -> None:
+    written = dialect("own").write(speculation(arm))
+    assert json.loads(written.arguments[1]) == expected
+    assert not [note for note in written.notes if "left out" in note]
+    for engine in ("vllm", "sglang"):
+        if "k=4" in arm and not arm.startswith("auto"):
+            said = "\n".join(dialect(engine).write(speculation(arm)).notes)
+            assert "controller 'off' is left out" in said
+    assert owner("objective") == owner("controller") == owner("loss_budget") == "own"
+
+
+def test_own_reads_the_controllers_keys() -> None:
+    given = {"method": "auto", "loss_budget": 0.01, "objective": "latency"}
+    reading = dialect("own").read(["-sc", json.dumps(given)])
+    assert {f.severity for f in reading.findings} == {"note"}
+    assert {f.what.partition(":")[0] for f in reading.findings} >= {"loss_budget", "objective"}
+
+
 def test_own_says_what_a_rule_or_an_end_of_drafts_becomes() -> None:
     def notes(arm: str) -> str:
         return "\n".join(dialect("own").write(speculation(arm)).notes)
 
     assert "24, the depth of the tree, as in vLLM" in notes("suffix")
-    block = notes("draft_model:model=D,k=4,rejection_sample_method=block")
+    block = notes("draft_model:model=D,k=4,rejection_sample_method=block,controller=off")
     assert "in effect: draft_model, at most 4 draft tokens, D, block verification" in block
     assert "keeps the distribution" in block
     assert "spec_draft_n_min 2 is left out" in notes("draft-simple:model=D,k=4,spec-draft-n-min=2")
@@ -260,7 +294,9 @@ def test_a_list_of_wagers_is_refused_by_name_elsewhere(engine: str) -> None:
         ("sglang", "suffix:k=4", "no such method"),
         ("sglang", "draft_model:model=d.gguf,k=4", "GGUF file"),
         ("ollama", "eagle3:k=4", "MTP layers and DFlash drafters only"),
-        ("own", "ngram", "num_speculative_tokens is missing"),
+        ("own", "ngram:k=0", "whole number of at least 1"),
+        ("own", "ngram:controller=off", '"num_speculative_tokens" is missing'),
+        ("own", "auto+ngram", "auto: .* does not draft this way"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(engine: str, arm: str, word: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -175,13 +176,15 @@ def test_real_options_are_no_slips(option: str) -> None:
 
 
 def test_a_line_of_wager_for_another_engine_is_that_engines_to_take() -> None:
-    line = "wager serve --engine llamacpp T.gguf -sc "
+    line = "wager serve T.gguf --engine llamacpp -sc "
     config = '{"method":"draft_model","model":"D.gguf","num_speculative_tokens":4}'
     found = translate(f"{line}'{config}'")
     assert [f for f in found.reading.findings if f.severity == "error"] == []
     # The commands that are written for another engine are read without complaint.
     own = next(form for form in found.forms if form.engine == "own")
-    assert f"{line}'{config}'" in own.commands
+    [written] = [shlex.split(command) for command in own.commands]
+    assert sorted(written[:-1]) == sorted(shlex.split(line))
+    assert json.loads(written[-1]) == json.loads(config)
     hf = config.replace("D.gguf", "D")
     [error] = [f for f in translate(f"{line}'{hf}'").reading.findings if f.severity == "error"]
     assert "llama.cpp reads GGUF only" in error.text

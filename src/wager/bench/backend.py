@@ -217,14 +217,10 @@ def check_arm(arm: Arm) -> str:
 def _config(arm: Arm) -> SpeculationConfig | None:
     if arm.speculation is None:
         return None
-    given = arm.speculation.config()
-    if "num_speculative_tokens" in given:
-        # With a length an arm means just that, as on every other engine.
-        given = {"controller": "off", **given}
-    config = SpeculationConfig.parse(given)
-    if config is not None and _memories(config):
+    config = SpeculationConfig.measured(arm.speculation.config())
+    if _memories(config):
         # One that grew would hold the answers to the prompts that come again in the next round.
-        config = SpeculationConfig.parse({**config.values(), memory_options.READ_ONLY: True})
+        config = SpeculationConfig.measured({**config.values(), memory_options.READ_ONLY: True})
     return config
 
 

@@ -23,8 +23,8 @@ Workload = Annotated[
     str | None,
     typer.Option("--workload", metavar="LIST", show_default=False,
                  help="Comma-separated: copy, rename, edit, agent, explain, story, flip, words, "
-                      "random, json, summarise, classify, or files of prompts "
-                      "(docs/workloads.md). Default: all of these."),
+                      "random, json, summarise, classify, or files of prompts (docs/workloads.md). "
+                      "Default: all of these."),
 ]  # fmt: skip
 Clients = Annotated[
     str | None,

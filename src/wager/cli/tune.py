@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
 from wager.cli import bench_engine, files, options, tune_simulate
 from wager.cli import bench_options as of
+from wager.cli import tune_options as asked
 from wager.cli.bench_engine import OWN
 from wager.cli.signals import termination_interrupts
 from wager.errors import ConfigError, ModelError
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-WORKLOADS: Final = "copy,rename,explain"
-CLIENTS: Final = "1,8"
 _ENGINES: Final = ("own", "vllm", "llamacpp", "sglang")
 _OUTSIDE: Final = 1
 _NOT_HERE: Final = (
@@ -36,85 +36,25 @@ _NOT_HERE: Final = (
 )  # fmt: skip
 _OF_FILE: Final = ("workload", "clients", "methods", "prompts", "max_tokens", "from_replay")
 
-Workload = Annotated[
-    str | None,
-    typer.Option("--workload", metavar="LIST", show_default=False,
-                 help="The mixture to tune for: names or files as in `wager bench`. "
-                      f"Default: {WORKLOADS}."),
-]  # fmt: skip
-Clients = Annotated[
-    str | None,
-    typer.Option("--clients", "--max-concurrency", metavar="LIST", show_default=False,
-                 help=f"Requests in flight. Default: {CLIENTS}."),
-]  # fmt: skip
-Methods = Annotated[
-    str | None,
-    typer.Option("--methods", metavar="LIST", show_default=False,
-                 help="As arms, e.g. ngram,suffix,draft_model:model=D; what an arm sets is not "
-                      "varied. Default: those that need no drafter of their own."),
-]  # fmt: skip
-MaxK = Annotated[int, typer.Option("--max-k", help="Longest draft that is tried.")]
-FromReplay = Annotated[
-    Path | None,
-    typer.Option("--from-replay", metavar="LOGS.jsonl", show_default=False,
-                 help="Acceptance from recorded answers (docs/replay.md). Without --workload "
-                      "their prompts are the workload too."),
-]  # fmt: skip
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                 help="Write the choice there, for `wager serve --tuned FILE`."),
-]  # fmt: skip
-Check = Annotated[
-    Path | None,
-    typer.Option("--check", metavar="FILE", show_default=False,
-                 help="Only measure on fresh prompts whether what that file expects comes out."),
-]  # fmt: skip
-Simulate = Annotated[
-    str | None,
-    typer.Option("--simulate", metavar="TABLE", show_default=False,
-                 help="No engine, no MODEL: what to expect of step times (plain=5.7,9=7.8 in ms by "
-                      "rows, or a saved table) and --acceptance."),
-]  # fmt: skip
-Acceptance = Annotated[
-    str | None,
-    typer.Option("--acceptance", metavar="LIST", show_default=False,
-                 help="For --simulate: unconditional, by position, e.g. 0.84,0.79,0.77."),
-]  # fmt: skip
-Coverage = Annotated[
-    float | None,
-    typer.Option("--coverage", metavar="SHARE", show_default=False,
-                 help="For --simulate: share of steps that carry a draft. Default: 1."),
-]  # fmt: skip
-Model = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", show_default=False,
-                   help="A pulled name, a directory in Hugging Face layout, or a GGUF file."),
-]  # fmt: skip
-Prompts = Annotated[
-    int | None,
-    typer.Option("--prompts", show_default=False, help="Per workload and load. Default: 8."),
-]
-
 
 def tune(
-    model: Model = None,
+    model: asked.Model = None,
     engine: of.Engine = OWN,
-    workload: Workload = None,
-    clients: Clients = None,
-    methods: Methods = None,
-    max_k: MaxK = 16,
-    from_replay: FromReplay = None,
+    workload: asked.Workload = None,
+    clients: asked.Clients = None,
+    methods: asked.Methods = None,
+    max_k: asked.MaxK = 16,
+    from_replay: asked.FromReplay = None,
     time_limit: of.TimeLimit = None,
-    prompts: Prompts = None,
+    prompts: asked.Prompts = None,
     max_tokens: of.MaxTokens = None,
     repeats: of.Repeats = 1,
     seed: of.Seed = 0,
-    output: Output = None,
-    check: Check = None,
-    simulate: Simulate = None,
-    acceptance: Acceptance = None,
-    coverage: Coverage = None,
+    output: asked.Output = None,
+    check: asked.Check = None,
+    simulate: asked.Simulate = None,
+    acceptance: asked.Acceptance = None,
+    coverage: asked.Coverage = None,
     run_dir: of.RunDir = None,
     resume: of.Resume = False,
     no_color: of.NoColor = False,
@@ -133,7 +73,8 @@ def tune(
     """Find out which method and draft length pay here, by a few real runs."""
     given = {**locals(), **dict.fromkeys(_NOT_HERE)}
     if simulate is not None:
-        tune_simulate.simulate(given)
+        known = {name: one.default for name, one in signature(tune).parameters.items()}
+        tune_simulate.simulate(given, known)
         return
     for name in ("acceptance", "coverage"):
         if given[name] is not None:
@@ -210,11 +151,11 @@ def _wish(given: Mapping[str, Any], tuned: Tuned | None) -> Wish:
 
     of.check_numbers(given)
     logs, run_dir = given["from_replay"], given["run_dir"]
-    text = given["workload"] or (WORKLOADS if logs is None else str(logs))
+    text = given["workload"] or (asked.WORKLOADS if logs is None else str(logs))
     names = tuple(part.strip() for part in text.split(","))
     sources.check(names)
     limit = of.seconds(given["time_limit"])
-    loads = of.loads(given["clients"] or CLIENTS, None)
+    loads = of.loads(given["clients"] or asked.CLIENTS, None)
     if given["resume"] and run_dir is None:
         raise ConfigError("resume: needs the --run-dir DIR of the run to go on with")
     if run_dir is not None:

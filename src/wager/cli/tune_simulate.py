@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from wager.checks import whole
 from wager.cli import bench_options as of
 from wager.errors import ConfigError
 
 LENGTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# What a measurement needs and a simulation does not have.
-_FOREIGN: Final = (
-    "model", "workload", "methods", "from_replay", "time_limit", "prompts", "max_tokens", "output",
-    "check", "run_dir", "engine_command", "engine_program", "engine_args", "kv_memory",
-)  # fmt: skip
+_TAKEN: Final = frozenset(("simulate", "acceptance", "coverage", "clients", "max_k", "no_color"))
 
 
-def simulate(given: Mapping[str, Any]) -> None:
-    """Print the expected speed-up by concurrency. Raises ConfigError."""
+def simulate(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Print the expected speed-up by concurrency. Raises ConfigError, also for an option that only
+    a measurement has use for."""
     from rich.console import Console
     from rich.table import Table
 
@@ -25,8 +23,8 @@ def simulate(given: Mapping[str, Any]) -> None:
     from wager.bench.simulate import expected
     from wager.bench.worlds import Device, steady
 
-    for name in _FOREIGN:
-        if given[name] is not None:
+    for name, default in defaults.items():
+        if name not in _TAKEN and given[name] != default:
             raise ConfigError(
                 f"{name.replace('_', '-')}: --simulate measures nothing; leave it out"
             )
@@ -39,6 +37,7 @@ def simulate(given: Mapping[str, Any]) -> None:
     chances = [p for p in conditional(survival) if p is not None]
     # Behind the last position that is known nothing is taken to be right.
     rule = steady([*chances, 0.0], coverage)
+    whole("max-k", given["max_k"], 1, LENGTHS[-1])
     lengths = [k for k in LENGTHS if k <= min(given["max_k"], len(survival))]
     shown = Table(box=None, title=None, header_style="")
     for head in ("clients", *(f"k={k}" for k in lengths), "best k", "controller"):
@@ -64,8 +63,8 @@ def _survival(text: str | None) -> list[float]:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"acceptance: {text!r} are not numbers such as 0.84,0.79") from None
-    rises = any(b > a for a, b in zip([1.0, *found], found, strict=False))
-    if rises or found[-1] < 0.0:
+    falls = all(a >= b >= 0.0 for a, b in zip([1.0, *found], found, strict=False))
+    if not falls:
         raise ConfigError(
             f"acceptance: {text}: shares of drafts that got at least so far lie between 0 and 1 "
             "and never rise"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
-from wager.drafters.base import Drafter, DraftHost, DraftQuery
+from wager.drafters.base import Drafter, DraftHost, DraftQuery, ModelDrafter
 from wager.errors import ConfigError
 from wager.registry import drafter_class
 from wager.speculation import MethodConfig, SpeculationConfig
@@ -87,6 +87,21 @@ class GuardedDrafter:
             return drafts
         answers = {q.request: d for q, d in zip(asked, drafts, strict=True)}
         return [answers.get(q.request, NO_DRAFT) for q in queries]
+
+    def serves(self, request: int) -> bool:
+        """Whether the drafter was not switched off for a request."""
+        return request not in self._off
+
+    def behind(self, request: int, length: int) -> int:
+        """Of a drafter with a model, see `ModelDrafter`; ``length`` where it cannot tell, and then
+        it is switched off for the request."""
+        if request in self._off:
+            return length
+        try:
+            return max(int(cast(ModelDrafter, self.drafter).behind(request, length)), 1)
+        except Exception as error:
+            self._switch_off([request], error)
+            return length
 
     def start(self, request: int, prompt: Sequence[int], tenant: str) -> None:
         self._tell(request, lambda: self.drafter.start(request, prompt, tenant))

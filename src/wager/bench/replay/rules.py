@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from wager.arms import Arm, Speculation
+from wager.arms import Arm, Speculation, label
 from wager.bench.replay.simple import NgramSimple
 from wager.drafters.base import Drafter
 from wager.engine.drafting import Drafters, GuardedDrafter
 from wager.errors import ConfigError
 from wager.external.dialects import dialect, llamacpp_table, vllm_table
 from wager.registry import drafter_class, drafter_names
-from wager.speculation import SpeculationConfig
+from wager.speculation import AUTO, AUTO_METHODS, SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def settings(arm: Arm, engine: str = "own") -> Settings:
     return Settings(_own(arm.speculation))
 
 
-def _own(speculation: Speculation) -> SpeculationConfig | None:
-    for method in speculation.methods:
+def _own(speculation: Speculation) -> SpeculationConfig:
+    for method in AUTO_METHODS if speculation.methods == (AUTO,) else speculation.methods:
         known = method in drafter_names()
         if not known and _with_a_model(method):
             raise _needs_a_model(method)
@@ -113,8 +113,13 @@ def _own(speculation: Speculation) -> SpeculationConfig | None:
         needs = getattr(drafter_class(method), "needs", None)
         if needs is not None and needs.blocks:
             raise _needs_a_model(method)
-    config = SpeculationConfig.parse(speculation.config())
-    if config is not None and config.verify != "match":
+    config = SpeculationConfig.measured(speculation.config())
+    if config.controller == "on":
+        raise ConfigError(
+            f"arms: {label(speculation)}: the controller goes by the times of steps, which "
+            "recorded answers do not tell; give a fixed length (num_speculative_tokens), e.g. k=8"
+        )
+    if config.verify != "match":
         raise ConfigError(
             f"arms: verify {config.verify}: which drafts it accepts does not follow from recorded "
             "answers; leave it out"
@@ -129,7 +134,8 @@ def _vllm(speculation: Speculation) -> Settings:
     config = json.loads(written.arguments[-1])
     if config["method"] != "ngram":
         raise _not_replayed(config["method"], "vLLM")
-    return Settings(SpeculationConfig.parse({**config, **runner, "cyclic": False}), written.notes)
+    fixed = SpeculationConfig.measured({**config, **runner, "cyclic": False})
+    return Settings(fixed, written.notes)
 
 
 def _llamacpp(speculation: Speculation) -> Settings:

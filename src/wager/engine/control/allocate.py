@@ -24,14 +24,22 @@ MARGIN: Final = 0.02
 class Proposal:
     """A draft that was made, for the candidate at a place; a ``probe`` was made to be scored.
 
-    ``verified`` of its tokens are verified.
+    ``asked`` tokens were asked for; ``verified`` of those that came are verified.
     """
 
     place: int
     method: str
     draft: Draft
+    asked: int
     verified: int = 0
     probe: bool = False
+
+    @property
+    def length(self) -> int:
+        """What is decided by. Where tokens were drawn at random it is not how many came: a draft
+        may end with a certain token, and to leave it out for that would change how often the token
+        comes."""
+        return len(self.draft.tokens) if self.draft.distributions is None else self.asked
 
 
 @dataclass(frozen=True, slots=True)

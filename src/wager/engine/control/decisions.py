@@ -45,9 +45,10 @@ class Decision:
         said = f"step {self.step}: {self.reason}"
         if self.reason == BET:
             sources = "+".join(sorted(set(self.sources)))
+            requests = "1 request" if self.requests == 1 else f"{self.requests} requests"
             said = (
                 f"step {self.step}: {sum(self.lengths)} tokens of {sources} "
-                f"for {self.requests} requests; {self.expected:.2f} tokens expected in "
+                f"for {requests}; {self.expected:.2f} tokens expected in "
                 f"{self.verify_ms:.1f} ms, a plain step takes {self.plain_ms:.1f} ms"
             )
         return f"{said}; account {self.balance:+.2f} plain steps"

@@ -37,7 +37,7 @@ SEARCH: Final = 0.5
 SELDOM: Final = 16
 """Idle steps, of which at least one looks for drafts."""
 SAVED: Final = 0.1
-"""Plain steps that can be saved up for looking."""
+"""Plain steps that can be saved up for looking, or owed for it."""
 STREAK: Final = 2
 """Tokens of a shadow that came true, and it is time to ask for a draft again."""
 VERIFY_RUN: Final = 800
@@ -68,6 +68,7 @@ class NoLoss:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._most = config.num_speculative_tokens
+        self._draws = config.verify != "match"
         self.times = times
         self.account = LossAccount(config.loss_budget, config.objective == "latency")
         self.acceptance = Acceptance()
@@ -119,27 +120,31 @@ class NoLoss:
         batch = self._bet.batch
         proposals = self._look_up(step, drafters)
         offers = self._best(step, proposals)
-        spent = 0.0
+        spent = weighed = 0.0
         for member in with_model(drafters):
             values = [sum(o.survival) for o in offers]
             gain = self._allocate(step, batch, offers, 0.0).gain
             alone = len(drafters.members) == 1
-            made, ms = self.passes.propose(step, batch, member, values, self._most, gain, alone)
+            made, ms, expected = self.passes.propose(
+                step, batch, member, values, self._most, gain, alone
+            )
             spent += ms
+            # Where tokens are drawn at random, how long that took tells of what was drawn.
+            weighed += expected if self._draws else ms
             if made:
                 proposals += made
                 offers = self._best(step, proposals)
-        chosen = self._allocate(step, batch, offers, spent)
+        chosen = self._allocate(step, batch, offers, weighed)
         probe = next((p for p in proposals if p.probe and p.draft.distributions), None)
         if probe is not None and not chosen.rows:
             # What was drawn is scored by its verification alone.
             offers[probe.place] = replace(offers[probe.place], proposal=probe)
-            chosen = forced(offers, probe, batch, self.times, spent)
+            chosen = forced(offers, probe, batch, self.times, weighed)
         admitted = [NO_DRAFT] * len(offers)
         for place, (offer, length) in enumerate(zip(offers, chosen.lengths, strict=False)):
             if offer.proposal is not None and length:
                 admitted[place] = offer.proposal.draft.cut(length)
-                offer.proposal.verified = length
+                offer.proposal.verified = len(admitted[place].tokens)
         self._await(step, proposals)
         self._bet = _Bet(batch, chosen, spent)
         reason = why.BET
@@ -227,7 +232,8 @@ class NoLoss:
         budget = self.account.budget
         if self._hot:
             return spent
-        self._search = min(self._search + SEARCH * budget - spent, SAVED)
+        # As a debt too: a pause of the machine is not what looking takes.
+        self._search = min(max(self._search + SEARCH * budget - spent, -SAVED), SAVED)
         return min(spent, 0.9 * budget)
 
     def _settle_other(self, step: StepView, result: StepResult) -> None:
@@ -248,7 +254,9 @@ class NoLoss:
                 for place, c in enumerate(step.candidates)
             ]
             drafts = ask(member, step.candidates, limits) if any(limits) else ()
-            found += [Proposal(p, member.method, d) for p, d in enumerate(drafts) if d.tokens]
+            found += [
+                Proposal(p, member.method, d, limits[p]) for p, d in enumerate(drafts) if d.tokens
+            ]
         return found
 
     def _limit(self, candidate: Candidate) -> int:
@@ -274,7 +282,7 @@ class NoLoss:
                 step.candidates[place].number,
                 draft.source,
                 draft.match_length,
-                len(draft.tokens),
+                proposal.length,
                 CAUTION,
             )
             value = sum(survival)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
-from wager.drafters.base import ModelDrafter
 from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import LossAccount
 from wager.engine.control.allocate import MARGIN, Batch, Proposal, verify_ms
@@ -70,22 +69,26 @@ class Passes:
         most: int,
         gain: float,
         alone: bool,
-    ) -> tuple[list[Proposal], float]:
-        """(drafts, milliseconds they took).
+    ) -> tuple[list[Proposal], float, float]:
+        """(drafts, milliseconds they took, milliseconds they were expected to take).
 
         ``values`` are the tokens that the drafts at hand are expected to bring, by candidate;
         ``gain`` what they bring together. ``alone``: no other method needs the account.
         """
         self._steps += 1
-        places = [p for p, c in enumerate(step.candidates) if c.method in ("", member.method)]
+        places = [
+            p
+            for p, c in enumerate(step.candidates)
+            if c.method in ("", member.method) and member.serves(c.number)
+        ]
         if not places:
-            return [], 0.0
+            return [], 0.0, 0.0
         plan = self._best(step, batch, member, places, values, most)
         if not plan.places or plan.gain <= max(gain, MARGIN):
             saved = 0.0 if alone else 0.95 * self._account.cap
             plan = self._probe(step, batch, member, places, most, saved)
         if not plan.places:
-            return [], 0.0
+            return [], 0.0, 0.0
         return self._ask(step, member, plan)
 
     def _best(
@@ -165,8 +168,9 @@ class Passes:
 
     def _ask(
         self, step: StepView, member: GuardedDrafter, plan: _Plan
-    ) -> tuple[list[Proposal], float]:
+    ) -> tuple[list[Proposal], float, float]:
         behind = self._behind(step, member, plan.places)
+        expected = self._draft_ms(member, plan.places, behind, plan.tokens)
         limits = [0] * len(step.candidates)
         for place in plan.places:
             limits[place] = min(plan.tokens, step.candidates[place].limit)
@@ -179,11 +183,11 @@ class Passes:
         share = 1.0 if known is None else 0.1
         self._ratios[member.method] = (known or 0.0) * (1.0 - share) + share * ms / shape
         found = [
-            Proposal(p, member.method, d, probe=plan.probe)
+            Proposal(p, member.method, d, limits[p], probe=plan.probe)
             for p, d in enumerate(drafts)
             if d.tokens
         ]
-        return found, ms
+        return found, ms, expected
 
     def _survival(self, candidate: Candidate, member: GuardedDrafter, most: int) -> list[float]:
         return self._acceptance.survival(
@@ -192,14 +196,8 @@ class Passes:
 
     def _behind(self, step: StepView, member: GuardedDrafter, places: Sequence[int]) -> float:
         """Rows that the drafter has to compute before its first token, beyond one each."""
-        drafter = cast(ModelDrafter, member.drafter)
-        return float(
-            sum(
-                max(drafter.behind(step.candidates[p].number, step.candidates[p].context + 1), 1)
-                - 1
-                for p in places
-            )
-        )
+        asked = [step.candidates[p] for p in places]
+        return float(sum(member.behind(c.number, c.context + 1) - 1 for c in asked))
 
     def _shape(self, requests: int, behind: float, k: int) -> float:
         """Passes of k draft tokens, as the target would take them."""

@@ -33,7 +33,7 @@ FLAGS: Final[dict[str, tuple[Option, ...]]] = {
 """The options of each engine's command line, and its environment variables."""
 
 _OWN_KEYS: Final = (
-    "match", "cyclic", "verify", "block_verification", "controller", "loss_budget",
+    "match", "cyclic", "verify", "block_verification", "controller", "loss_budget", "objective",
     "suffix_decoding_max_spec_offset", "suffix_decoding_max_bytes", "draft_min_token_prob",
     "draft_memory", "draft_memory_size", "draft_memory_read_only",
 )  # fmt: skip

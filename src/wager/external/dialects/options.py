@@ -56,6 +56,10 @@ class Options:
         value = self._left.pop(key, None)
         return default if value is None else value
 
+    def has(self, key: str) -> bool:
+        """Whether the option was given and not handed out yet."""
+        return self._left.get(key) is not None
+
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A whole number of at least ``least``. Raises ConfigError where it is none or missing."""
         value = self.take(key, default)

@@ -15,7 +15,7 @@ from wager.external.dialects.names import owner
 from wager.external.dialects.options import Options, as_ngram, strict_json
 from wager.external.dialects.reader import Scan, scan, told
 from wager.registry import drafter_class, drafter_names
-from wager.speculation import SpeculationConfig
+from wager.speculation import AUTO, AUTO_METHODS, SpeculationConfig
 
 ENGINE: Final = "own"
 VERSION: Final = ""
@@ -24,9 +24,14 @@ _K: Final = "num_speculative_tokens"
 _DEPTH: Final = "suffix_decoding_max_tree_depth"
 # What vLLM takes for suffix where neither is given.
 _DEPTH_DEFAULT: Final = 24
-_RULE: Final = ("verify", "block_verification")
+_CONTROL: Final = ("controller", "loss_budget", "objective")
+_RULE: Final = ("verify", "block_verification", *_CONTROL)
 _ROWS: Final = {o.names[0]: o for o in vllm_table.KEYS if o.severity != "error"}
 _OURS: Final = {
+    "controller": "on: drafts only where it pays, any length up to num_speculative_tokens; off: "
+    "always that many",
+    "loss_budget": "share of time that the controller may lose on trying",
+    "objective": "whose time counts for the controller: throughput or latency",
     "match": "which of several matches is taken: recent or earliest",
     "cyclic": "goes on from the start of a match that reaches the end of the text",
     "verify": "match: the plain sampler, run along the draft; rejection: keeps the distribution, "
@@ -77,7 +82,7 @@ def _speculation(config: dict[str, Any]) -> Speculation | None:
 
 def _check_own(found: Scan, text: str, speculation: Speculation | None) -> None:
     methods = () if speculation is None else speculation.methods
-    unknown = [method for method in methods if method not in drafter_names()]
+    unknown = [method for method in methods if method not in (AUTO, *drafter_names())]
     for method in unknown:
         found.say("error", f"method: {method}", _unknown())
     if unknown:
@@ -132,7 +137,8 @@ def write(speculation: Speculation | None) -> Written:
     config |= _lengths(options, methods) | _rule(options)
     if "draft_model" in methods:
         config |= _ends(options)
-    declared = [getattr(drafter_class(method), "Options", None) for method in methods]
+    drafters = AUTO_METHODS if methods == [AUTO] else methods
+    declared = [getattr(drafter_class(method), "Options", None) for method in drafters]
     known = [field.name for record in declared if record is not None for field in fields(record)]
     if None in declared:
         known.append("options")
@@ -153,6 +159,8 @@ def _methods(options: Options, speculation: Speculation) -> list[str]:
             f"{options.method}: a list of llama.cpp's; wager's own is suffix+ngram, in JSON "
             '["suffix", "ngram"], asked in that order and with one draft length for all'
         )
+    if speculation.methods == (AUTO,):
+        return [AUTO]
     if len(speculation.methods) == 1 and _is_lookup(options.method):
         return ["ngram"]
     found = [llamacpp_table.TO_CANONICAL.get(name, name) for name in speculation.methods]
@@ -169,8 +177,13 @@ def _is_lookup(method: str) -> bool:
 
 
 def _lengths(options: Options, methods: Sequence[str]) -> dict[str, Any]:
-    """The draft length, and the bounds of a lookup."""
-    if methods == ["ngram"]:
+    """The draft length, and the bounds of a lookup. A length that was left out stays so: the
+    controller finds it."""
+    found: dict[str, Any] = {}
+    if methods == [AUTO]:
+        # Its lookup bounds are others than those of vLLM's ngram, and no concern of ours.
+        return {_K: options.whole(_K)} if options.has(_K) else found
+    if methods == ["ngram"] and (options.has(_K) or options.method not in ("ngram", "ngram_gpu")):
         k, low, high = as_ngram(options)
         return {_K: k, "prompt_lookup_min": low, "prompt_lookup_max": high}
     if methods == ["suffix"]:
@@ -179,7 +192,8 @@ def _lengths(options: Options, methods: Sequence[str]) -> dict[str, Any]:
             k = _DEPTH_DEFAULT if depth is None else depth
             options.notes.append(f"{_K} left out: {k}, the depth of the tree, as in vLLM")
         return {_K: k} if depth is None else {_K: k, _DEPTH: depth}
-    found: dict[str, Any] = {_K: options.whole(_K)}
+    if options.has(_K):
+        found[_K] = options.whole(_K)
     if "ngram" in methods:
         low, high = options.lookup()
         found |= {"prompt_lookup_min": low, "prompt_lookup_max": high}

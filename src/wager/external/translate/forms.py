@@ -15,6 +15,7 @@ from wager.external.dialects.base import Reading, Written
 from wager.external.dialects.options import TITLES, is_gguf, is_hub_id
 from wager.external.dialects.programs import PROGRAMS, naming
 from wager.external.translate.split import Role
+from wager.speculation import SpeculationConfig
 
 _SERVERS: Final = ("vllm", "llamacpp", "sglang")
 _LLAMA_PORT: Final = "8080"
@@ -71,7 +72,7 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
     version = dialect(engine).VERSION
     try:
         speculation, notes = _names(reading, engine)
-        written = dialect(engine).write(speculation)
+        written = _written(reading, speculation, engine)
     except ConfigError as error:
         elsewhere = _elsewhere(reading, ("bench", "serve")) if engine == "own" else ()
         return Form(engine, version, elsewhere, error=str(error))
@@ -85,12 +86,23 @@ def _form(reading: Reading, role: Role, engine: str) -> Form:
     if engine == "ollama":
         return _ollama(reading, target, written, version, notes)
     if engine == "own":
+        notes = (*notes, *_in_measurements(written))
         return Form(engine, version, _own(reading, target, written), notes=notes)
     rest = reading.rest if same else _address(reading)
     if engine == "llamacpp":
         rest = _with_port(rest)
     words = (*PROGRAMS[engine], *_where(engine, "server", target), *rest, *written.arguments)
     return Form(engine, version, (shlex.join(words),), notes=notes)
+
+
+def _written(reading: Reading, speculation: Speculation | None, engine: str) -> Written:
+    """In an engine's dialect. A line of wager's for another engine has that engine's keys, which
+    stay as they are. Raises ConfigError where the engine cannot take it."""
+    other = _given(reading, "--engine")[1:] if engine == reading.engine == "own" else ()
+    if speculation is None or not other or other[0] not in _SERVERS:
+        return dialect(engine).write(speculation)
+    dialect(other[0]).write(speculation)
+    return Written(("-sc", json.dumps(speculation.config(), separators=(",", ":"))))
 
 
 def _needs_modelfile(reading: Reading) -> bool:
@@ -104,6 +116,14 @@ def _own(reading: Reading, target: str, written: Written) -> tuple[str, ...]:
     verbs = ("run", "bench") if written.arguments else ("run",)
     lines = [shlex.join(["wager", verb, target, *written.arguments]) for verb in verbs]
     return (*lines, *_elsewhere(reading, ("serve",)))
+
+
+def _in_measurements(written: Written) -> tuple[str, ...]:
+    """What the config means in `wager bench`, where that is something else than in `wager run`."""
+    config = json.loads(written.arguments[1]) if written.arguments else {}
+    if not config or SpeculationConfig.measured(config) == SpeculationConfig.parse(config):
+        return ()
+    return ("to wager bench a length that is given is a fixed one: there the controller is off",)
 
 
 def _elsewhere(reading: Reading, verbs: Sequence[str]) -> tuple[str, ...]:
