@@ -151,12 +151,12 @@ def test_refusals_are_counted_where_tokens_are_asked_for() -> None:
 
 def test_unknown_fields_are_named_in_a_header(caplog: pytest.LogCaptureFixture) -> None:
     async def warning(request: Request) -> Response:
-        service_of(request).warn(request, ["foo", "b\nar", "é"])
+        service_of(request).warn(request, ["foo", "b\nar", "é", " x", ""])
         service_of(request).warn(request, [])
         return JSONResponse({})
 
     reply = played(app_with(warning))
-    said = "unknown field(s) ignored: foo, b?ar, \\xe9"
+    said = 'unknown field(s) ignored: foo, b?ar, \\xe9, " x", ""'
     assert reply.header("x-wager-warning") == said
     assert said in caplog.messages
 

@@ -140,6 +140,7 @@ def service_of(request: Request) -> Service:
 
 
 def _printable(name: str) -> str:
-    """As a header can carry it."""
+    """As a header can carry it: its value may not end in a blank, and a name may be one."""
     plain = name.encode("ascii", "backslashreplace").decode()
-    return "".join(sign if sign.isprintable() else "?" for sign in plain)[:_LONGEST_NAME]
+    shown = "".join(sign if sign.isprintable() else "?" for sign in plain)[:_LONGEST_NAME]
+    return shown if shown and shown == shown.strip() else f'"{shown}"'

@@ -334,7 +334,9 @@ def until_closed(connection: socket.socket, at_most: int = 1 << 22) -> bytes:
     try:
         while len(found) < at_most and (part := connection.recv(65536)):
             found += part
-    except ConnectionError:
+    except TimeoutError:
+        raise
+    except OSError:
         pass
     return found
 

@@ -125,8 +125,10 @@ def test_bytes_that_are_no_http(name: str, live: Live) -> None:
         try:
             connection.sendall(BROKEN[name])
             connection.shutdown(socket.SHUT_WR)
-        except ConnectionError:
-            pass  # it has seen enough
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # it has seen enough, and may be gone before this side says that it is done
         answer = until_closed(connection)
     if answer:
         assert int(answer.split(b" ", 2)[1]) < 600
