@@ -153,7 +153,13 @@ class LLM:
     def default_params(self) -> SamplingParams:
         """The model's own sampling defaults (its generation config)."""
         own = self.model.generation
-        return SamplingParams(temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
+        return SamplingParams(
+            temperature=own.temperature,
+            top_k=own.top_k,
+            top_p=own.top_p,
+            min_p=own.min_p,
+            repetition_penalty=own.repetition_penalty,
+        )
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a text prompt, special tokens added as the tokenizer wants; ids as given."""
