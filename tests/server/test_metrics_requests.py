@@ -80,6 +80,22 @@ def test_what_never_gets_to_the_engine_is_not_received(spell: Tokenizer) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("script", "tokens"),
+    [(RequestError("speculation: the server has no such method"), 0.0), (WRITES, 3.0)],
+)
+def test_prompts_of_what_never_began_are_not_counted(
+    spell: Tokenizer, script: Any, tokens: float
+) -> None:
+    of = Client(FakeLLM(spell, script))
+    of.post(TEXT, {"prompt": [5, 6, 7], "max_tokens": 2})
+    found = {s.name: s.value for family in of.service.metrics.collect() for s in family.samples}
+    assert found["wager:prompt_tokens_total"] == tokens
+    assert found["wager:request_prompt_tokens_sum"] == tokens
+    for name in ("request_prompt_tokens", "request_params_n", "e2e_request_latency_seconds"):
+        assert found[f"wager:{name}_count"] == bool(tokens)
+
+
 def test_a_request_that_was_given_up_counts_as_far_as_it_came(spell: Tokenizer) -> None:
     of = Client(FakeLLM(spell, [[Say("a", [10]), Say("b", [11], index=1)]], hang=True))
     body = {"prompt": "a", "n": 2, "max_tokens": 7, "stream": True}

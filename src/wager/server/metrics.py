@@ -105,6 +105,9 @@ class ServerMetrics:
         """A request is over, whatever its end."""
         reason = "stop" if record.finish_reason in _STOPS else record.finish_reason
         self._ended[reason if reason in REASONS else "error"] += 1
+        if record.first_token_s is None and record.finish_reason in ("abort", "error"):
+            # It was refused, or given up before anything came of it: it has no sizes and times.
+            return
         self._prompt_tokens += record.prompt_tokens
         self._cached_tokens += record.cached_tokens
         self._observe("request_prompt_tokens", record.prompt_tokens)
