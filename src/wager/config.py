@@ -14,9 +14,8 @@ from wager.errors import ConfigError, RequestError
 from wager.types import KvKind, WeightKind
 
 MAX_STOP_STRINGS = 32
-MAX_TOP_LOGPROBS = 64
-MAX_PROMPT_LOGPROBS = 20
-"""Less than for the answer: there is one list for each token of the prompt."""
+MAX_LOGPROBS = 20
+"""Alternatives of one token, of the answer or of the prompt; as OpenAI and vLLM have it."""
 MAX_CHOICES = 128
 MAX_BIASES = 4096
 MAX_BAD_WORDS = 128
@@ -232,13 +231,10 @@ class SamplingParams:
                 raise RequestError("allowed_token_ids: is empty, so no token could be picked")
         self._check_distribution()
         self._check_lengths()
-        for name, most in (
-            ("logprobs", MAX_TOP_LOGPROBS),
-            ("prompt_logprobs", MAX_PROMPT_LOGPROBS),
-        ):
+        for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                whole(name, value, 0, most, error=RequestError)
+                whole(name, value, 0, MAX_LOGPROBS, error=RequestError)
         if self.structured is not None and not isinstance(self.structured, StructuredOutput):
             raise RequestError(f"structured: must be a StructuredOutput, got {self.structured!r}")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):

@@ -248,7 +248,7 @@ def test_lookup_bounds_are_completed_as_in_vllm(
         ({"stop": [""]}, "stop"),
         ({"stop": [7]}, "stop"),
         ({"stop_token_ids": [-5]}, "stop_token_ids"),
-        ({"logprobs": 65}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
     ],
 )
 def test_bad_sampling_options_are_refused_by_name(options: dict[str, Any], field: str) -> None:

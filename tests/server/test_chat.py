@@ -241,6 +241,31 @@ def test_a_call_that_is_cut_ends_for_its_length(spell: Tokenizer) -> None:
     same(whole, found)
 
 
+@pytest.mark.parametrize(
+    ("mark", "more", "parallel", "reason"),
+    [
+        ("1}}", "", True, "stop"),
+        ("1}}", "oops", True, "stop"),
+        # What the outer object lacks does not matter: the arguments are there.
+        ("}\n", "", True, "tool_calls"),
+        ("}\n", "oops", True, "tool_calls"),
+        ("2,", "", True, "stop"),
+        ("2,", "", False, "tool_calls"),
+    ],
+)
+def test_only_calls_that_can_be_read_are_a_reason(
+    spell: Tokenizer, mark: str, more: str, parallel: bool, reason: str
+) -> None:
+    """A stop string, or the model's own end, may stand within the arguments."""
+    script = spelled(spell, CALLS[: CALLS.index(mark)] + more, [5, 9])
+    whole, found = both(spell, script, {"tools": TOOLS, "parallel_tool_calls": parallel})
+    assert whole["choices"][0]["finish_reason"] == reason
+    calls = same(whole, found).calls
+    readable = [c["arguments"].count("{") == c["arguments"].count("}") for c in calls]
+    assert calls
+    assert all(readable) == (reason == "tool_calls")
+
+
 def test_one_call_at_a_time(spell: Tokenizer) -> None:
     body = {"tools": TOOLS, "parallel_tool_calls": False}
     whole, found = both(spell, spelled(spell, CALLS, [4] * 99), body)
@@ -279,6 +304,23 @@ def test_a_call_that_must_be_is_forced(spell: Tokenizer, choice: Any) -> None:
     assert structured.kind == "grammar"
 
 
+@pytest.mark.parametrize(
+    ("choice", "warned"), [(None, True), ("auto", True), ("required", False), ("none", False)]
+)
+def test_strict_tools_are_served(spell: Tokenizer, choice: str | None, warned: bool) -> None:
+    """Where no call is forced with a warning: helpers of clients write no other ones."""
+    keys = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    function = {"parameters": keys, "strict": True}
+    strict = [{"type": "function", "function": {"name": n, **function}} for n in ("a", "b")]
+    for stream in (False, True):
+        told = client(spell, spelled(spell, CALLS))
+        body = {"messages": HI, "tools": strict, "stream": stream}
+        reply = told.post(CHAT, body if choice is None else {**body, "tool_choice": choice})
+        assert reply.status == 200, reply.text
+        said = "tools[0].function.strict and 1 more: is kept to only where a call is forced"
+        assert reply.header("x-wager-warning") == (said if warned else None)
+
+
 # Prompts
 
 
@@ -315,8 +357,7 @@ def test_special_tokens_are_added_on_demand_alone(spell: Tokenizer) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}},
          "tool_choice"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
-        ({"tools": [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]},
-         "tools"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {}}, "stream_options"),

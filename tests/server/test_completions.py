@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.server.fakes import (
 )
 from wager.errors import ConfigError, RequestError
 from wager.models.tokenizer import Tokenizer
+from wager.types import NO_TOKEN_LEFT
 
 WORDS = ["the cat", "été", "강물이 흐른다", "🙂🙃", "\n\n", "a\u2028b", '"quoted"', "x" * 40]
 USAGE = {"include_usage": True}
@@ -327,6 +329,34 @@ def test_a_request_that_the_engine_gave_up(spell: Tokenizer, stream: bool) -> No
     error = told.refused(TEXT, {"prompt": "a", "stream": stream}, 500)
     assert error["type"] == "server_error"
     assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{}, {"echo": True, "max_tokens": 0}], ids=["text", "prompt"])
+def test_options_that_leave_no_token(spell: Tokenizer, more: dict[str, Any], stream: bool) -> None:
+    """Also where the token that cannot be written would not be shown."""
+    told = client(spell, [[Say("", [], "abort", NO_TOKEN_LEFT)]])
+    error = told.refused(TEXT, {"prompt": "a", "stream": stream, **more})
+    assert (error["code"], error["type"]) == ("no_token_left", "invalid_request_error")
+
+
+@pytest.mark.parametrize("steps", [[3], [1, 2], [1, 1, 1]])
+def test_what_comes_with_a_failure_is_told_first(spell: Tokenizer, steps: list[int]) -> None:
+    """However many tokens a step brings: with drafts it brings those before the end as well."""
+    script, at = [], 0
+    for size in steps:
+        at += size
+        end = "abort" if at == 3 else None
+        why = NO_TOKEN_LEFT if end else None
+        script.append([Say("abc"[at - size : at], [10] * size, end, why)])
+    reply = client(spell, script).post(TEXT, {"prompt": "a", "stream": True})
+    *parts, last, end = reply.text.split("\n\n")
+    assert (reply.status, end) == (200, "")
+    found = [json.loads(part.removeprefix("data: ")) for part in parts]
+    assert text_of(found) == "abc"
+    assert all(choice["finish_reason"] is None for part in found for choice in part["choices"])
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "no_token_left"
+    assert client(spell, script).refused(TEXT, {"prompt": "a"})["code"] == "no_token_left"
 
 
 def test_requests_are_counted(spell: Tokenizer) -> None:

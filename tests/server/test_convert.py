@@ -120,8 +120,12 @@ def test_completions_are_short_unless_more_is_asked_for(client: Client) -> None:
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logprobs": -2}, "logprobs"),
         ({"logprobs": 1000}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"logprobs": 21, "echo": True}, "logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1, "echo": True, "logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21, "echo": True, "logprobs": 1}, "prompt_logprobs"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"seed": 1 << 64}, "seed"),
@@ -143,7 +147,8 @@ def test_log_probabilities_of_the_two_routes(client: Client) -> None:
     assert chat(client, logprobs=True).logprobs == 0
     assert chat(client, logprobs=True, top_logprobs=5).logprobs == 5
     assert refusal(client, {"top_logprobs": 2}, chat).param == "top_logprobs"
-    for top in (-1, 1000):
+    assert chat(client, logprobs=True, top_logprobs=20).logprobs == 20
+    for top in (-1, 21):
         error = refusal(client, {"logprobs": True, "top_logprobs": top}, chat)
         assert error.param == "top_logprobs"
     assert text(client, logprobs=0).logprobs == 0

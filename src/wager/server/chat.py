@@ -12,7 +12,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wager.server import convert, fields, sse
+from wager.server import bulk, convert, fields, sse
 from wager.server.limits import read_json
 from wager.server.logprobs import Spelling, of_chat, of_prompt
 from wager.server.parsing import ReplyParser, reasoning_tokens
@@ -20,7 +20,7 @@ from wager.server.parsing.pieces import Piece
 from wager.server.replies import Head, Run, Telling, respond, telling
 from wager.server.schema import ChatBody, parse
 from wager.server.service import service_of
-from wager.server.talk import Talk, prepared
+from wager.server.talk import Talk, prepared, unkept
 from wager.types import CompletionOutput, RequestOutput, TokenLogprob
 
 ROUTE: Final = "/v1/chat/completions"
@@ -36,6 +36,8 @@ async def chat_completions(request: Request) -> Response:
     body = parse(ChatBody, raw)
     model = convert.check_model(body.model, service)
     told = telling(bool(body.stream), body.stream_options)
+    if warning := unkept(body):
+        service.say(request, warning)
 
     async def prepare() -> ChatReply:
         talk, asked, form = await asyncio.to_thread(prepared, raw, body, service)
@@ -106,9 +108,10 @@ class Choice:
         return message
 
     def reason(self, output: CompletionOutput) -> str | None:
-        """Why it ended; a reply that calls tools ends for the calls."""
+        """Why it ended; a reply that calls tools, and has each call to its end, for the calls."""
         stopped = output.finish_reason == "stop"
-        return "tool_calls" if stopped and self.parser.tool_calls else output.finish_reason
+        called = self.parser.whole_calls(first_only=not self.parallel)
+        return "tool_calls" if stopped and called else output.finish_reason
 
 
 def _add_text(deltas: list[Json], key: str, text: str) -> None:
@@ -143,6 +146,7 @@ class ChatReply:
         self._run = run
         self._told = told
         self._begun = False
+        self._prompt: Json | None = None
         self._sent = 0  # tokens that the events so far tell of
         self._spelling = Spelling(
             run.service.llm.llm.tokenizer, bool(body.return_tokens_as_token_ids)
@@ -154,12 +158,16 @@ class ChatReply:
 
     async def whole(self) -> Response:
         """The reply in one piece."""
-        run = self._run
-        async with aclosing(run.pieces()) as pieces:
+        async with aclosing(self._run.pieces()) as pieces:
             async for _, piece in pieces:
+                await self._note_prompt(piece)
                 for output in piece.outputs:
                     choice = self._choices[output.index]
                     choice.keep(choice.take(output))
+        return await self._run.whole_reply(self._whole)
+
+    def _whole(self) -> Json:
+        run = self._run
         (answer,) = run.outputs()
         choices = [
             {
@@ -173,32 +181,34 @@ class ChatReply:
             for output in answer.outputs
         ]
         usage = run.usage(self._reasoning_tokens())
-        body = run.head.chunk(choices, usage=usage, **self._of_prompt(answer), **run.figures())
-        return run.whole_reply(body)
+        return run.head.chunk(choices, usage=usage, **(self._prompt or {}), **run.figures())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The reply as the events of a stream."""
         run = self._run
         async with aclosing(run.pieces()) as pieces:
             async for _, piece in pieces:
+                await self._note_prompt(piece)
                 for output in piece.outputs:
-                    for event in self._of_choice(piece, output):
-                        yield event
+                    for chunk in self._of_choice(output):
+                        # Only what is said of the prompt takes long.
+                        large = run.asked.large and "prompt_logprobs" in chunk
+                        yield await bulk.event(chunk, large)
         if self._told.end:
             usage = run.usage(self._reasoning_tokens())
             yield sse.event(run.head.chunk([], usage=usage, **run.figures()))
         yield sse.DONE
 
-    def _of_choice(self, piece: RequestOutput, output: CompletionOutput) -> list[bytes]:
+    def _of_choice(self, output: CompletionOutput) -> list[Json]:
         choice = self._choices[output.index]
         deltas = choice.take(output)
-        events = []
+        chunks = []
         if not choice.begun:
             choice.begun = True
             role = {"role": "assistant", "content": ""}
-            more = {} if self._begun else self._of_prompt(piece)
+            more = {} if self._begun else self._prompt or {}
             self._begun = True
-            events.append(self._event([_chunk(output.index, role)], **more))
+            chunks.append(self._with([_chunk(output.index, role)], **more))
         self._sent += len(output.token_ids)
         told = output.token_ids and (
             output.logprobs is not None or self._body.return_token_ids or self._told.always
@@ -214,25 +224,31 @@ class ChatReply:
             if number == len(deltas) - 1 and output.finish_reason is not None:
                 one["finish_reason"] = choice.reason(output)
                 one["stop_reason"] = output.stop_reason
-            events.append(self._event([one]))
-        return events
+            chunks.append(self._with([one]))
+        return chunks
 
-    def _event(self, choices: list[Json], **more: Any) -> bytes:
+    def _with(self, choices: list[Json], **more: Any) -> Json:
+        """A chunk with these choices."""
         if self._told.end:
             more["usage"] = self._run.usage(sent=self._sent) if self._told.always else None
-        return sse.event(self._run.head.chunk(choices, **more))
+        return self._run.head.chunk(choices, **more)
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> Json | None:
         return None if entries is None else of_chat(entries, self._spelling)
 
-    def _of_prompt(self, answer: RequestOutput) -> Json:
+    async def _note_prompt(self, piece: RequestOutput) -> None:
+        # Its log-probabilities come with the first tokens.
+        if self._prompt is None or piece.prompt_logprobs is not None:
+            self._prompt = await bulk.apart(self._run.asked.large, self._of_prompt, piece)
+
+    def _of_prompt(self, piece: RequestOutput) -> Json:
         """What is told of the prompt, where that is asked for."""
         found: Json = {}
         count = self._body.prompt_logprobs
-        if count is not None and answer.prompt_logprobs is not None:
-            found["prompt_logprobs"] = of_prompt(answer.prompt_logprobs, count, self._spelling)
+        if count is not None and piece.prompt_logprobs is not None:
+            found["prompt_logprobs"] = of_prompt(piece.prompt_logprobs, count, self._spelling)
         if self._body.return_token_ids:
-            found["prompt_token_ids"] = answer.prompt_token_ids
+            found["prompt_token_ids"] = piece.prompt_token_ids
         return found
 
     def _reasoning_tokens(self) -> int:

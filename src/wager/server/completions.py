@@ -12,13 +12,13 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wager.server import convert, fields, sse
+from wager.server import bulk, convert, fields, sse
 from wager.server.limits import read_json
 from wager.server.logprobs import Spelling, TextLogprobs, joined, of_prompt
 from wager.server.replies import Asked, Head, Run, Telling, respond, telling
 from wager.server.schema import CompletionBody, parse
 from wager.server.service import Service, service_of
-from wager.types import CompletionOutput, RequestOutput, TokenLogprob
+from wager.types import CompletionOutput, RequestOutput
 
 ROUTE: Final = "/v1/completions"
 
@@ -50,7 +50,21 @@ def _prepared(body: CompletionBody, service: Service) -> tuple[Asked, convert.Fo
     params = convert.sampling(body, service, form[1] if form is not None else None)
     prompts = convert.completion_prompts(body, service)
     only = convert.prompt_only(body)
-    return Asked(prompts, params, body.cache_salt or "", only), form
+    large = bulk.is_large(body, prompts, params, service.llm.llm.engine.max_model_len)
+    return Asked(prompts, params, body.cache_salt or "", only, large), form
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What the reply says of a prompt: made once, and shown by each of its choices.
+
+    ``text`` and ``lists`` are of the prompt that is repeated, which ends at ``end``.
+    """
+
+    text: str = ""
+    lists: Json | None = None
+    end: int = 0
+    told: Json = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -107,8 +121,7 @@ class CompletionReply:
         self._choices = [
             Choice(index, self._new_logprobs()) for index in range(len(run.prompts) * params.n)
         ]
-        # By the number of the prompt; they come with its first tokens, and each choice shows them.
-        self._of_prompts: dict[int, list[TokenLogprob | None]] = {}
+        self._prompts: dict[int, Prompt] = {}
 
     def _new_logprobs(self) -> TextLogprobs | None:
         count = self._body.logprobs
@@ -117,20 +130,24 @@ class CompletionReply:
     async def whole(self) -> Response:
         """The reply in one piece."""
         async with aclosing(self._parts()) as parts:
-            async for part in parts:
+            async for _, part in parts:
                 self._choices[part["index"]].keep(part)
+        return await self._run.whole_reply(self._whole)
+
+    def _whole(self) -> Json:
         run = self._run
         choices = [choice.whole(bool(self._body.return_token_ids)) for choice in self._choices]
-        body = run.head.chunk(choices, usage=run.usage(), **run.figures())
-        return run.whole_reply(body)
+        return run.head.chunk(choices, usage=run.usage(), **run.figures())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The reply as the events of a stream."""
         run = self._run
         async with aclosing(self._parts()) as parts:
-            async for part in parts:
+            async for begins, part in parts:
                 if self._says_something(part):
-                    yield sse.event(run.head.chunk([part], **self._usage()))
+                    # Only what is said of the prompt takes long.
+                    large = begins and run.asked.large
+                    yield await bulk.event(run.head.chunk([part], **self._usage()), large)
         if self._told.end:
             yield sse.event(run.head.chunk([], usage=run.usage(), **run.figures()))
         yield sse.DONE
@@ -152,61 +169,58 @@ class CompletionReply:
             return {}
         return {"usage": self._run.usage() if self._told.always else None}
 
-    async def _parts(self) -> AsyncGenerator[Json, None]:
-        """What is new of each choice, as a stream has it."""
+    async def _parts(self) -> AsyncGenerator[tuple[bool, Json], None]:
+        """What is new of each choice, as a stream has it, and whether the choice begins."""
+        large = self._run.asked.large
         async with aclosing(self._run.pieces()) as pieces:
             async for number, piece in pieces:
-                if piece.prompt_logprobs is not None:
-                    self._of_prompts[number] = piece.prompt_logprobs
+                # Log-probabilities of the prompt come with its first tokens.
+                if number not in self._prompts or piece.prompt_logprobs is not None:
+                    prompt = await bulk.apart(large, self._of_prompt, number, piece)
+                    self._prompts[number] = prompt
                 for output in piece.outputs:
-                    yield self._part(number, piece, output)
+                    yield self._part(self._prompts[number], number, output)
 
-    def _part(self, number: int, piece: RequestOutput, output: CompletionOutput) -> Json:
+    def _part(self, prompt: Prompt, number: int, output: CompletionOutput) -> tuple[bool, Json]:
         choice = self._choices[self._run.index(number, output)]
-        text = output.text
-        logprobs: Json | None = None
-        part: Json = {"index": choice.index}
         begins = not choice.begun
         choice.begun = True
-        if begins and self._body.echo:
-            text = self._repeated(number, piece) + text
+        part: Json = {
+            "index": choice.index,
+            "text": prompt.text + output.text if begins else output.text,
+            "logprobs": None,
+            "finish_reason": output.finish_reason,
+        }
         if choice.logprobs is not None:
-            logprobs = self._logprobs(choice.logprobs, number, piece, output, begins)
-        part |= {"text": text, "logprobs": logprobs, "finish_reason": output.finish_reason}
+            parts = []
+            if begins and prompt.lists is not None:
+                parts.append(prompt.lists)
+                choice.logprobs.offset = prompt.end
+            parts.append(choice.logprobs.output(output.token_ids, output.logprobs or []))
+            part["logprobs"] = joined(parts)
         if output.finish_reason is not None:
             part["stop_reason"] = output.stop_reason
         if begins:
-            part |= self._of_prompt(number, piece)
+            part |= prompt.told
         if self._body.return_token_ids:
             part["token_ids"] = list(output.token_ids)
-        return part
+        return begins, part
 
-    def _logprobs(
-        self,
-        found: TextLogprobs,
-        number: int,
-        piece: RequestOutput,
-        output: CompletionOutput,
-        begins: bool,
-    ) -> Json:
-        parts = []
-        if begins and self._body.echo:
-            ids = piece.prompt_token_ids
-            entries = self._of_prompts.get(number) or [None] * len(ids)
-            parts.append(found.prompt(ids, entries, self._given(number)))
-        parts.append(found.output(output.token_ids, output.logprobs or []))
-        lists = joined(parts)
-        assert lists is not None
-        return lists
-
-    def _of_prompt(self, number: int, piece: RequestOutput) -> Json:
-        """What is told of the prompt, where that is asked for."""
-        found: Json = {}
-        count, entries = self._body.prompt_logprobs, self._of_prompts.get(number)
-        if count is not None and entries is not None:
-            found["prompt_logprobs"] = of_prompt(entries, count, self._spelling)
-        if self._body.return_token_ids:
-            found["prompt_token_ids"] = piece.prompt_token_ids
+    def _of_prompt(self, number: int, piece: RequestOutput) -> Prompt:
+        """What is told of a prompt, where that is asked for."""
+        body, found = self._body, Prompt()
+        ids, entries = piece.prompt_token_ids, piece.prompt_logprobs
+        if body.echo:
+            found.text = self._repeated(number, piece)
+        if body.echo and body.logprobs is not None:
+            lists = TextLogprobs(self._spelling, body.logprobs, self._skip_special)
+            found.lists = lists.prompt(ids, entries or [None] * len(ids), self._given(number))
+            found.end = lists.offset
+        if body.prompt_logprobs is not None and entries is not None:
+            shown = of_prompt(entries, body.prompt_logprobs, self._spelling)
+            found.told["prompt_logprobs"] = shown
+        if body.return_token_ids:
+            found.told["prompt_token_ids"] = ids
         return found
 
     def _given(self, number: int) -> str | None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from wager.checks import whole
 from wager.config import (
-    MAX_PROMPT_LOGPROBS,
-    MAX_TOP_LOGPROBS,
+    MAX_LOGPROBS,
     RequestSpeculation,
     SamplingParams,
     StructuredOutput,
@@ -75,9 +74,9 @@ def sampling(body: Body, service: Service, form: StructuredOutput | None = None)
     given["max_tokens"] = _max_tokens(body)
     given["logprobs"] = _logprobs(body)
     if isinstance(body, CompletionBody) and body.echo and body.logprobs is not None:
-        if body.logprobs > MAX_PROMPT_LOGPROBS:
-            raise RequestError(f"logprobs: at most {MAX_PROMPT_LOGPROBS} with echo")
-        given["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        asked_prompt = body.prompt_logprobs or 0
+        whole("prompt_logprobs", asked_prompt, 0, MAX_LOGPROBS, error=RequestError)
+        given["prompt_logprobs"] = max(body.logprobs, asked_prompt)
     return replace(service.default_params(), **given, structured=form)
 
 
@@ -119,7 +118,7 @@ def _logprobs(body: Body) -> int | None:
             raise RequestError("top_logprobs: needs logprobs: true")
         return None
     top = body.top_logprobs or 0
-    whole("top_logprobs", top, 0, MAX_TOP_LOGPROBS, error=RequestError)
+    whole("top_logprobs", top, 0, MAX_LOGPROBS, error=RequestError)
     return top
 
 

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from wager import __version__
 from wager.config import SamplingParams
+from wager.server import bulk
 from wager.server.errors import SERVER, ApiError, request_id_of
 from wager.server.sse import EventStream
 from wager.server.usage import Progress, Unfinished, figures, speed, usage
@@ -84,12 +85,13 @@ def telling(stream: bool, options: StreamOptions | None) -> Telling:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the engine is asked for. ``prompt_only``: the one token that it cannot but write is
-    taken away again."""
+    taken away again. ``large``: the reply may be, see `bulk`."""
 
     prompts: list[list[int]]
     params: SamplingParams
     cache_salt: str = ""
     prompt_only: bool = False
+    large: bool = False
 
 
 class Run:
@@ -128,8 +130,14 @@ class Run:
             async with aclosing(_merged(streams)) as merged:
                 async for number, given in merged:
                     piece = _nothing_written(given) if self.asked.prompt_only else given
-                    self._take(number, piece)
-                    yield number, piece
+                    failure = self._take(number, piece)
+                    if failure is None:
+                        yield number, piece
+                        continue
+                    # Steps with drafts bring in one piece what others bring before the end.
+                    if any(choice.text or choice.token_ids for choice in piece.outputs):
+                        yield number, _without_end(piece)
+                    raise failure
         except Exception:
             reason = "error"
             raise
@@ -139,7 +147,8 @@ class Run:
                 if not one.over:
                     one.abandon(self._route, self.head.model, now, reason, self.service)
 
-    def _take(self, number: int, piece: RequestOutput) -> None:
+    def _take(self, number: int, piece: RequestOutput) -> ApiError | None:
+        """Note what is new; returns why it is the last of this request, where it failed."""
         failed = [c.stop_reason for c in piece.outputs if c.finish_reason == "abort"]
         one = self.prompts[number]
         one.take(piece, time.perf_counter(), self.service)
@@ -148,12 +157,13 @@ class Run:
                 f"{NO_TOKEN_LEFT} to go on with; look at allowed_token_ids, bad_words, logit_bias, "
                 "min_tokens and the form that is asked for"
             )
-            raise ApiError(400, message, code="no_token_left")
+            return ApiError(400, message, code="no_token_left")
         if failed:
             message = "the model gave no usable result; the request was ended"
-            raise ApiError(500, message, kind=SERVER, code="request_failed")
+            return ApiError(500, message, kind=SERVER, code="request_failed")
         if piece.finished:
             one.finish(self._route, self.head.model, self.service)
+        return None
 
     def usage(self, reasoning_tokens: int | None = None, sent: int | None = None) -> dict[str, Any]:
         """So far; of the answer's tokens only those that were ``sent``, where that is given."""
@@ -176,9 +186,13 @@ class Run:
         """The index of a choice in the reply: those of the first prompt come first."""
         return number * self.asked.params.n + choice.index
 
-    def whole_reply(self, body: dict[str, Any]) -> JSONResponse:
-        """A reply in one piece."""
-        return JSONResponse(body, headers=speed(self.outputs()))
+    async def whole_reply(self, make: Callable[[], dict[str, Any]]) -> Response:
+        """A reply in one piece, which is made when all is there."""
+        headers = speed(self.outputs())
+        if not self.asked.large:
+            return JSONResponse(make(), headers=headers)
+        content = await asyncio.to_thread(lambda: bulk.written(make()))
+        return Response(content, headers=headers, media_type=JSONResponse.media_type)
 
 
 async def _merged(
@@ -224,6 +238,17 @@ def _nothing_written(piece: RequestOutput) -> RequestOutput:
     return replace(piece, outputs=[_emptied(choice) for choice in piece.outputs])
 
 
+def _without_end(piece: RequestOutput) -> RequestOutput:
+    """The same where a choice that failed goes on: its end is told by the failure."""
+    outputs = [
+        replace(choice, finish_reason=None, stop_reason=None)
+        if choice.finish_reason == "abort"
+        else choice
+        for choice in piece.outputs
+    ]
+    return replace(piece, outputs=outputs)
+
+
 def _emptied(choice: CompletionOutput) -> CompletionOutput:
     ended = choice.finish_reason
     return CompletionOutput(
@@ -231,6 +256,8 @@ def _emptied(choice: CompletionOutput) -> CompletionOutput:
         token_ids=[],
         text="",
         finish_reason="length" if ended in ("stop", "length") else ended,
+        # Of an end that was none: why the token could not be written either.
+        stop_reason=choice.stop_reason if ended == "abort" else None,
         logprobs=None if choice.logprobs is None else [],
         counts=DraftCounts(),
     )

@@ -70,7 +70,10 @@ class Service:
         shown = [_printable(name) for name in fields[:_MOST_NAMES]]
         if len(fields) > _MOST_NAMES:
             shown.append(f"{len(fields) - _MOST_NAMES} more")
-        warning = f"unknown field(s) ignored: {', '.join(shown)}"
+        self.say(request, f"unknown field(s) ignored: {', '.join(shown)}")
+
+    def say(self, request: Request, warning: str) -> None:
+        """Put a warning into the log and into the reply's header."""
         log.warning("%s", warning)
         known: list[str] = getattr(request.state, WARNINGS, [])
         setattr(request.state, WARNINGS, [*known, warning])

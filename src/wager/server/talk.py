@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wager.errors import RequestError
-from wager.server import convert
+from wager.server import bulk, convert
 from wager.server.parsing import (
     ReplyParser,
     marks,
@@ -116,7 +116,7 @@ def prepared(
         opened=opened and form is None,
         parallel=body.parallel_tool_calls is not False,
     )
-    forced = _forced(talk, body, service)
+    forced = _forced(talk, service)
     if forced is not None or talk.tools:
         if form is not None:
             raise RequestError(
@@ -127,7 +127,23 @@ def prepared(
     if any(tokenizer.special_id(mark) is not None for mark in _marks(talk)):
         # The parser has to see them.
         params = replace(params, skip_special_tokens=False)
-    return talk, Asked([ids], params, body.cache_salt or ""), form
+    large = bulk.is_large(body, [ids], params, service.llm.llm.engine.max_model_len)
+    return talk, Asked([ids], params, body.cache_salt or "", large=large), form
+
+
+def unkept(body: ChatBody) -> str:
+    """What the reply may not keep to although it is asked for, as a warning; "" where it will.
+
+    Calls that the model is free to make are not held to their schemas. Clients ask for that all the
+    same, since their helpers take no other tools.
+    """
+    if body.tool_choice not in (None, "auto"):
+        return ""
+    strict = [number for number, tool in enumerate(body.tools or ()) if tool.function.strict]
+    if not strict:
+        return ""
+    more = f" and {len(strict) - 1} more" if len(strict) > 1 else ""
+    return f"tools[{strict[0]}].function.strict{more}: is kept to only where a call is forced"
 
 
 def _marks(talk: Talk) -> tuple[str, ...]:
@@ -140,7 +156,7 @@ def _thinks(talk: Talk) -> bool:
     return talk.opened or THINK in (talk.template or "")
 
 
-def _forced(talk: Talk, body: ChatBody, service: Service) -> convert.Form | None:
+def _forced(talk: Talk, service: Service) -> convert.Form | None:
     """The grammar that makes the reply a call, where it has to be one."""
     talk.parser()  # refuses tools that are none, and a model that calls in no known way
     if not talk.tools:
@@ -155,17 +171,4 @@ def _forced(talk: Talk, body: ChatBody, service: Service) -> convert.Form | None
         opened_reasoning=talk.opened,
         special={mark for mark in _marks(talk) if tokenizer.special_id(mark) is not None},
     )
-    if grammar is None:
-        _check_strict(body)
-        return None
-    return "tools", grammar
-
-
-def _check_strict(body: ChatBody) -> None:
-    """Calls that the model is free to make are not held to their schemas."""
-    for number, tool in enumerate(body.tools or ()):
-        if tool.function.strict:
-            raise RequestError(
-                f"tools[{number}].function.strict: is kept to where a call is forced; set "
-                'tool_choice: "required" or name the function, or leave strict out'
-            )
+    return None if grammar is None else ("tools", grammar)

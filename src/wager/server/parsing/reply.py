@@ -77,6 +77,8 @@ class ReplyParser:
         self._names = names
         self._new_id = new_id
         self._calls = 0
+        # Those whose arguments end within their JSON.
+        self._cut: set[int] = set()
         self._out: list[Piece] = []
         # Text that is not taken apart yet: what is looked at, and what comes behind that.
         self._left = ""
@@ -106,6 +108,11 @@ class ReplyParser:
     def tool_calls(self) -> bool:
         """Whether a call was found so far."""
         return self._calls > 0
+
+    def whole_calls(self, first_only: bool = False) -> bool:
+        """Whether calls were found, and the arguments of each, or of the first, are there to the
+        end. To be asked when the reply is over."""
+        return self._calls > 0 and not (0 in self._cut if first_only else self._cut)
 
     def push(self, text: str) -> list[Piece]:
         """What is certain now."""
@@ -255,6 +262,8 @@ class ReplyParser:
         """The text cannot be a call from ``at`` on: it is content."""
         if self._started:
             # Arguments that are whole make a call, whatever its outer object lacks.
+            if not self._reader.complete:
+                self._cut.add(self._calls - 1)
             self._unclosed = self._style == "hermes" and self._reader.complete
             self._end_call(text[at:])
             return
