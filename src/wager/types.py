@@ -8,7 +8,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 NO_TOKEN_LEFT: Final = "the options of the request leave no token"
-"""How the stop reason begins of a sequence that was aborted for that."""
+"""How the stop reason begins of a sequence that was aborted for that; so with these:"""
+FORM_FAULT: Final = "the form of the answer cannot be followed"
+FORM_LOST: Final = "what follows the form of the answer was lost"
 # Finest first.
 WeightKind: TypeAlias = Literal["f32", "int8", "int4"]
 KvKind: TypeAlias = Literal["f32", "f16"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +16,14 @@ import pytest
 
 from tests.recipes import answer, assert_same, ngram, recipe, run_all, twin
 from tests.sampling.test_grammar_processes import LATER
-from wager import LLM, SamplingParams
+from wager import LLM, AsyncLLM, SamplingParams
 from wager.config import StructuredOutput
 from wager.errors import RequestError
-from wager.sampling import grammar
+from wager.sampling import grammar, grammar_links
 from wager.sampling.grammar import prepare
 from wager.sampling.grammar_links import Forked
 from wager.sampling.grammar_messages import Limits
+from wager.types import FORM_FAULT
 
 SCHEMA = {
     "type": "object",
@@ -194,6 +197,40 @@ def test_a_prepared_grammar_costs_the_engine_nothing(
     assert all(re.fullmatch("[a-c]{5}", one.text) for one in found.outputs)
 
 
+def test_the_engine_s_thread_compiles_nothing(
+    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many grammars there are: those that find no place wait, and the others go on."""
+    monkeypatch.setattr(grammar_links, "LIVE", 2)
+    threads: list[str] = []
+    real = Forked.compiled
+
+    def noted(self: Forked, structured: StructuredOutput, patience_s: float) -> None:
+        threads.append(threading.current_thread().name)
+        real(self, structured, patience_s)
+
+    monkeypatch.setattr(Forked, "compiled", noted)
+    patterns = [f"[a-{last}]{{{count}}}" for last in "bcd" for count in (3, 7)]
+
+    async def ask(llm: AsyncLLM, pattern: str) -> str:
+        params = SamplingParams(
+            structured=StructuredOutput("regex", pattern), max_tokens=20, seed=1, n=2
+        )
+        found = await llm.generate([5, 6, 7], params)
+        assert all(re.fullmatch(pattern, one.text) for one in found.outputs)
+        return found.outputs[0].text
+
+    async def main() -> None:
+        async with AsyncLLM(make_llm(max_num_seqs=4)) as llm:
+            first = await asyncio.gather(*(ask(llm, pattern) for pattern in patterns))
+            again = await asyncio.gather(*(ask(llm, pattern) for pattern in patterns))
+            assert first == again
+
+    asyncio.run(main())
+    assert len(threads) >= len(patterns)
+    assert "wager-engine" not in threads
+
+
 @pytest.mark.parametrize("setting", [None, ngram(5, low=1)])
 def test_a_hostile_grammar_ends_alone(
     make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, setting: Any
@@ -208,7 +245,7 @@ def test_a_hostile_grammar_ends_alone(
     found = run_all(llm, [asked[0], ([5, 6], hostile), *asked[1:], ([7], hostile)])
     for other in (found.pop(1), found.pop()):
         assert (other.text, other.finish_reason) == ("b", "abort")
-        assert "takes too long to follow" in str(other.stop_reason)
+        assert str(other.stop_reason).startswith(f"{FORM_FAULT}: the grammar takes too long")
     for one, other in zip(plain, found, strict=True):
         assert_same(one, other)
     with pytest.raises(RequestError, match="takes too long to follow"):

@@ -171,7 +171,7 @@ def test_processes_that_are_killed_are_started_anew(tokenizer: Any, ops: OpSet, 
                 killed += 1
         return oracle(known, 2)(state)
 
-    for seed in range(1):
+    for seed in range(2):
         params = SamplingParams(structured=FREE, max_tokens=12, logprobs=1, seed=seed)
         plain, _ = decode(params, ops, tokenizer=tokenizer)
         known = plain.output_ids

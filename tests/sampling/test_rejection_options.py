@@ -106,3 +106,38 @@ def test_forbidden_drafts_are_never_accepted(by: str, ops: OpSet) -> None:
             verdict = RULES[by](TARGET[[last, *draft.tokens]], draft, state, ops)
             assert verdict.accepted == 0
         assert set(state.output_ids) <= {1, 2} <= set(range(V))
+
+
+BROKEN = np.full(V, np.nan, np.float32)
+FAULTS: dict[str, tuple[dict[str, Any], dict[int, NDArray[np.float32]]]] = {
+    # Behind "a" there is nothing; behind "cd" there is.
+    "no token left": ({"structured": StructuredOutput("choice", ("ab", "cd")),
+                       "bad_words": ("b",)}, {}),
+    "not a number": ({"allowed_token_ids": (1, 3)}, {1: BROKEN}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by", RULES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_behind_a_draft_token_counts_once_it_is_accepted(
+    by: str, fault: str, ops: OpSet
+) -> None:
+    """As in plain decoding, where it is met behind that token alone."""
+    options, rows_behind = FAULTS[fault]
+    params = SamplingParams(max_tokens=2, ignore_eos=True, **options)
+    rows = np.stack([TARGET[PROMPT[-1]], *(rows_behind.get(t, TARGET[t]) for t in (1, 2))])
+    draft = Draft((1, 2), "test")
+    first = distribution(rows[0], sequence(params, prompt_ids=PROMPT))
+    others = 0
+    for seed in range(1000):
+        state = sequence(params, seed=seed, prompt_ids=PROMPT)
+        try:
+            RULES[by](rows, draft, state, ops)
+        except ValueError:
+            assert state.output_ids == [1]
+        else:
+            assert state.output_ids == [3]
+            others += 1
+    share = float(first[3])
+    assert 0.1 < share < 0.9
+    assert abs(others - 1000 * share) < 4.0 * (1000 * share * (1.0 - share)) ** 0.5

@@ -30,7 +30,7 @@ from wager.engine.request import Request, Sequence, check_prompt, check_speculat
 from wager.engine.scheduler import Scheduler, Work
 from wager.engine.shares import share
 from wager.engine.stats import EngineStats
-from wager.errors import ConfigError, NoTokenLeft, RequestError
+from wager.errors import ConfigError, FormFault, FormLost, NoTokenLeft, RequestError
 from wager.models.decoder import DecoderOutput
 from wager.models.load import Model
 from wager.runtime.kv import BlockPool, BlockTable, blocks_for
@@ -40,9 +40,18 @@ from wager.sampling.rejection import Rule, rule
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
 from wager.speculation import SpeculationConfig
-from wager.types import NO_TOKEN_LEFT, CompletionOutput, Draft, RequestOutput
+from wager.types import (
+    FORM_FAULT,
+    FORM_LOST,
+    NO_TOKEN_LEFT,
+    CompletionOutput,
+    Draft,
+    RequestOutput,
+)
 
 log = logging.getLogger(__name__)
+
+_GIVEN_UP = ((FormFault, FORM_FAULT), (FormLost, FORM_LOST), (NoTokenLeft, NO_TOKEN_LEFT))
 
 
 class Engine:
@@ -296,8 +305,10 @@ class Engine:
 
     def _give_up(self, sequence: Sequence, error: ValueError) -> None:
         log.warning("request %s ends: %s", sequence.request.request_id, error)
-        own = isinstance(error, NoTokenLeft)
-        what = NO_TOKEN_LEFT if own else "the model gave no usable logits"
+        what = next(
+            (text for kind, text in _GIVEN_UP if isinstance(error, kind)),
+            "the model gave no usable logits",
+        )
         sequence.state.stop_reason = f"{what}: {error}"
         sequence.state.finish("abort")
         # What was committed before the bad row were accepted drafts.

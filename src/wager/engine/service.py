@@ -23,6 +23,7 @@ from wager.config import SamplingParams
 from wager.engine.llm import LLM, Collector, Prompt
 from wager.engine.snapshot import Snapshot
 from wager.errors import ConfigError, RequestError
+from wager.sampling.grammar import Hold, known
 from wager.types import RequestOutput
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ _PUBLISH_S: Final = 0.05
 """Between two snapshots of an engine that has work: nobody looks more often."""
 _LONG_TEXT: Final = 4096
 """Characters from which on reading a prompt is left to another thread."""
+_PLACE_S: Final = 0.02
+"""Between two looks whether the process of a grammar may be kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +54,7 @@ class _Add:
     ids: list[int]
     params: SamplingParams
     cache_salt: str
+    hold: Hold | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +171,17 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt piece by piece: each item holds what is new.
 
-        ``request_id`` must be in use by no other request. Raises RequestError for what cannot be
-        served, ConfigError once the engine is closed.
+        ``request_id`` must be in use by no other request. A grammar is compiled before the request
+        is queued, and waits for that while the running and the queued ones have as many others as
+        may have processes. Raises RequestError for what cannot be served, Unavailable where the
+        processes of grammars are lost, ConfigError once the engine is closed.
         """
         ids = await self._ids(prompt)
         name = request_id if request_id is not None else f"async-{next(self._numbers)}"
         ticket = _Ticket(name, asyncio.get_running_loop())
-        self._accept(_Add(ticket, ids, params or self.llm.default_params(), cache_salt))
+        asked = params or self.llm.default_params()
+        # Handed over, not kept: once the engine has the request it holds the grammar itself.
+        self._accept(_Add(ticket, ids, asked, cache_salt, await self._hold(asked)))
         try:
             while True:
                 item = await ticket.inbox.get()
@@ -197,6 +205,23 @@ class AsyncLLM:
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             return await asyncio.to_thread(self.llm.prompt_ids, prompt)
         return self.llm.prompt_ids(prompt)
+
+    async def _hold(self, params: SamplingParams) -> Hold | None:
+        """The compiled grammar's, so that nothing is compiled in the engine's thread."""
+        if params.structured is None:
+            return None
+        model = self.llm.model
+        grammar = await asyncio.to_thread(
+            known, model.tokenizer, model.generation.eos_ids, params.structured
+        )
+        hold = grammar.hold()
+        while hold is None:
+            if self._closed:
+                raise ConfigError("AsyncLLM: is closed")
+            await asyncio.sleep(_PLACE_S)
+            hold = grammar.hold()
+        await asyncio.to_thread(grammar.link)
+        return hold
 
     def _accept(self, command: _Add) -> None:
         name = command.ticket.name

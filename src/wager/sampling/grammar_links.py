@@ -10,31 +10,44 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
 from wager.config import StructuredOutput
-from wager.errors import RequestError
+from wager.errors import RequestError, Unavailable
 from wager.sampling import grammar_messages as messages
 from wager.sampling.grammar_messages import Limits, Vocabulary
 
-LIVE: Final = 32
-"""Processes that there are at most, but for those in use at this moment. A grammar whose process
-was ended gets another one when it is asked again."""
-_WORKER: Final = "wager.sampling.grammar_worker"
-_STUCK_S: Final = 60.0
+LIVE: Final = 64
+"""Processes that there are at most. Grammars that are held keep theirs, and no more than these are
+held; of the others, the one used longest ago makes room, and gets another one when it is asked
+again."""
+COMPILE_S: Final = 60.0
 """Of the clock, when a process that the system would have ended by its processor time is stopped,
-or starved."""
+or starved; where others can do without the thread that waits."""
+ASK_S: Final = 10.0
+"""The same where they cannot."""
+# Neither the folder that the program was started in nor those that an empty entry means are
+# searched: what lies there may be named like what is imported.
+_START: Final = """
+import sys
+sys.path[:] = [*filter(None, sys.path), sys.argv[2]]
+from wager.sampling.grammar_worker import main
+main(int(sys.argv[1]))
+"""
+_PACKAGES: Final = Path(__file__).parents[2]
 
 
 class Lost(Exception):
-    """The process of a grammar is gone; ``seconds`` after it was asked."""
+    """The process of a grammar is gone: ``limited`` where it ended at its limits, ``stuck`` where
+    it was given up because it did not answer."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"gone after {seconds:.3f} s")
-        self.seconds = seconds
+    def __init__(self, *, limited: bool = False, stuck: bool = False) -> None:
+        super().__init__("over its limits" if limited else "stuck" if stuck else "ended")
+        self.limited = limited
+        self.stuck = stuck
 
 
 class Link:
@@ -46,9 +59,13 @@ class Link:
         self._numbers = itertools.count()
         self._over: deque[int] = deque()
 
-    def compiled(self, structured: StructuredOutput) -> None:
+    def compiled(self, structured: StructuredOutput, patience_s: float) -> None:
         """Wait for the grammar. Raises RequestError, or Lost."""
         raise NotImplementedError
+
+    def scout(self) -> Link:
+        """For questions whose loss is to cost this one nothing. Raises Lost."""
+        return self
 
     def ask(self, what: int, number: int, tokens: Sequence[int]) -> bytes:
         """Raises Lost."""
@@ -76,24 +93,42 @@ class Link:
 
 
 class Forked(Link):
-    """Behind a socket."""
+    """Behind a socket; behind ``spare`` there is to be its scout."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, spare: socket.socket | None = None) -> None:
         super().__init__()
         self._end = end
-        end.settimeout(_STUCK_S)
+        self._scout = None if spare is None else Forked(spare)
+        self._scouting = False
+        end.settimeout(ASK_S)
 
-    def compiled(self, structured: StructuredOutput) -> None:
+    def compiled(self, structured: StructuredOutput, patience_s: float) -> None:
         with self._lock:
+            self._end.settimeout(patience_s)
             reply = self._exchange(pickle.dumps(structured))
+            self._end.settimeout(ASK_S)
         if reply[:1] == messages.FAILED:
             self.close()
             raise RequestError(f"structured: {reply[1:].decode()}")
 
+    def scout(self) -> Link:
+        with self._lock:
+            if self._scout is None:
+                raise Lost
+            if not self._scouting:
+                self._scouting = True
+                self._say(messages.question(messages.SCOUT, 0, ()))
+            return self._scout
+
     def close(self) -> None:
         with self._lock:
-            self.closed = True
-            self._end.close()
+            self._shut()
+
+    def _shut(self) -> None:
+        self.closed = True
+        self._end.close()
+        if self._scout is not None:
+            self._scout.close()
 
     def _say(self, message: bytes) -> None:
         # Where the other side is gone, the question behind it says so.
@@ -101,14 +136,16 @@ class Forked(Link):
             messages.send(self._end, message)
 
     def _exchange(self, message: bytes) -> bytes:
-        started = time.monotonic()
         try:
             messages.send(self._end, message)
-            return messages.receive(self._end)
+            reply = messages.receive(self._end)
         except (OSError, EOFError) as error:
-            self.closed = True
-            self._end.close()
-            raise Lost(time.monotonic() - started) from error
+            self._shut()
+            raise Lost(stuck=isinstance(error, TimeoutError)) from error
+        if reply[:1] == messages.GONE:
+            self._shut()
+            raise Lost(limited=reply[1:] == messages.LIMITED)
+        return reply
 
 
 class Here(Link):
@@ -118,7 +155,7 @@ class Here(Link):
         super().__init__()
         self._vocabulary, self._limits = vocabulary, limits
 
-    def compiled(self, structured: StructuredOutput) -> None:
+    def compiled(self, structured: StructuredOutput, patience_s: float) -> None:
         from wager.sampling import grammar_worker as worker
 
         tokenizer = worker.tokenizer_of(self._vocabulary)
@@ -146,7 +183,7 @@ class Source:
         self._process: subprocess.Popen[bytes] | None = None
 
     def link(self) -> Link:
-        """To a new process, which waits for its grammar."""
+        """To a new process, which waits for its grammar. Raises Unavailable."""
         if not hasattr(os, "fork"):
             return Here(self._vocabulary, self._limits)
         with self._lock:
@@ -156,7 +193,12 @@ class Source:
                 with contextlib.suppress(OSError):
                     return self._fork(self._control or self._start())
                 self._stop()
-        raise RequestError("structured: no process could be started for the grammar")
+        raise Unavailable("structured: no process could be started for the grammar")
+
+    def stop(self) -> None:
+        """The next one that is asked for is forked from a new one."""
+        with self._lock:
+            self._stop()
 
     def close(self) -> None:
         with self._lock:
@@ -165,21 +207,23 @@ class Source:
 
     def _fork(self, control: socket.socket) -> Link:
         ours, theirs = socket.socketpair()
-        with theirs:
+        our_spare, their_spare = socket.socketpair()
+        with theirs, their_spare:
             try:
-                socket.send_fds(control, [b"\0"], [theirs.fileno()])
+                socket.send_fds(control, [b"\0"], [theirs.fileno(), their_spare.fileno()])
             except BaseException:
                 ours.close()
+                our_spare.close()
                 raise
-        return Forked(ours)
+        return Forked(ours, our_spare)
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        ours.settimeout(_STUCK_S)
+        ours.settimeout(COMPILE_S)
         with theirs:
             self._control = ours
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+                [sys.executable, "-c", _START, str(theirs.fileno()), str(_PACKAGES)],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -200,7 +244,7 @@ class Source:
 
 
 class Asker(Protocol):
-    """Who has a grammar; compared by identity."""
+    """Who has a grammar; compared by identity, and hashed so."""
 
     structured: StructuredOutput
 
@@ -214,10 +258,32 @@ class Links:
         self._source = Source(vocabulary, limits)
         self._lock = threading.Lock()
         self._live: OrderedDict[Asker, Link] = OrderedDict()
+        self._holders: dict[Asker, int] = {}
+        # Of holders that are gone: noted from finalizers, which may run while the lock is held.
+        self._released: deque[Asker] = deque()
 
-    def of(self, asker: Asker) -> Link:
-        """The one that there is, or a new one, which may take long. Raises RequestError, or Lost
-        where it does not get through."""
+    def hold(self, asker: Asker) -> bool:
+        """Let an asker keep its process, once it has one; False where all of them are kept by
+        others. To be released as often as it is held."""
+        with self._lock:
+            self._settle()
+            if asker not in self._holders and len(self._holders) >= LIVE:
+                return False
+            self._holders[asker] = self._holders.get(asker, 0) + 1
+            return True
+
+    def release(self, asker: Asker) -> None:
+        """At any time, from any thread."""
+        self._released.append(asker)
+
+    def held(self, asker: Asker) -> bool:
+        with self._lock:
+            self._settle()
+            return asker in self._holders
+
+    def of(self, asker: Asker, patience_s: float) -> Link:
+        """The one that there is, or a new one, which may take long. Raises RequestError,
+        Unavailable, or Lost where it does not get through."""
         with self._lock:
             link = self._live.get(asker)
             if link is not None and not link.closed:
@@ -225,13 +291,19 @@ class Links:
                 return link
         # Not locked while a grammar is compiled: other requests go on meanwhile.
         made = self._source.link()
-        made.compiled(asker.structured)
+        try:
+            made.compiled(asker.structured, patience_s)
+        except Lost as lost:
+            if lost.stuck:
+                # The one that it was to be forked from may be what is stuck.
+                self._source.stop()
+            raise
         with self._lock:
             link = self._live.get(asker)
             if link is None or link.closed:
                 link = self._live[asker] = made
             self._live.move_to_end(asker)
-            spare = [self._live.popitem(last=False)[1] for _ in range(len(self._live) - LIVE)]
+            spare = self._spare(asker)
         for one in (*spare, made):
             if one is not link:
                 one.close()
@@ -244,3 +316,16 @@ class Links:
         for link in live:
             link.close()
         self._source.close()
+
+    def _settle(self) -> None:
+        while self._released:
+            asker = self._released.popleft()
+            self._holders[asker] -= 1
+            if not self._holders[asker]:
+                del self._holders[asker]
+
+    def _spare(self, newest: Asker) -> list[Link]:
+        """Take out what is too many."""
+        self._settle()
+        free = [one for one in self._live if one is not newest and one not in self._holders]
+        return [self._live.pop(one) for one in free[: max(len(self._live) - LIVE, 0)]]

@@ -17,7 +17,9 @@ MASK: Final = 1
 TAKE: Final = 2
 """Go on behind this one."""
 DROP: Final = 3
-"""It is over. The only one without an answer."""
+"""It is over. Without an answer."""
+SCOUT: Final = 4
+"""Fork one that answers on the second socket. Without an answer."""
 # What is answered:
 DONE: Final = b"\0"
 ENDED: Final = b"\1"
@@ -26,6 +28,10 @@ BITS: Final = b"\2"
 """One bit per token, the lowest first; none at all: nothing may follow."""
 FAILED: Final = b"\3"
 """With the reason."""
+GONE: Final = b"\4"
+"""In place of an answer, by the process that forked it: this one has ended."""
+LIMITED: Final = b"\1"
+"""Behind `GONE`: at one of its limits."""
 
 _HEAD: Final = struct.Struct("<BI")
 _LENGTH: Final = struct.Struct("<I")
@@ -33,17 +39,17 @@ _LENGTH: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one grammar. ``lexer_states`` take 1 to 2 kB each; those of all its walks add up. Seconds
-    are of processor time: to compile; of one walk at once; and what is added for each mask.
+    """Of one grammar's process, for all its walks together. ``lexer_states`` take 1 to 2 kB each.
+    Seconds are of processor time: to compile; what may be saved up; and what each question adds.
     ``memory`` is in bytes."""
 
     lexer_states: int = 20_000
     grammar_size: int = 200_000
     row_items: int = 8_000
     compile_s: float = 1.5
-    burst_s: float = 1.0
-    steady_s: float = 0.025
-    memory: int = 1 << 29
+    burst_s: float = 0.3
+    steady_s: float = 0.01
+    memory: int = 96 << 20
 
 
 @dataclass(frozen=True, slots=True)

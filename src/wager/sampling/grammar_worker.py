@@ -3,7 +3,8 @@
 Neither has a bound: there are grammars of a few lines that take minutes to compile, or one token to
 look at, whatever llguidance is told. So each grammar has a process, which the system ends once a
 call has taken its share of processor time, and whose memory is limited. `main` is the process that
-has the vocabulary ready and forks one for each grammar.
+has the vocabulary ready, forks one for each grammar, and says of one that ended whether that was at
+its limits. What drafts look at ahead is asked of a copy of the grammar's process, forked once.
 
 A mask says which tokens may follow by their bytes alone: no token is forced because the tokenizer
 would have chosen it, so that the mask is a function of the answer's text.
@@ -17,6 +18,7 @@ import contextlib
 import json
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -39,8 +41,11 @@ from wager.sampling.grammar_messages import (
     DROP,
     ENDED,
     FAILED,
+    GONE,
+    LIMITED,
     MASK,
     OPEN,
+    SCOUT,
     Limits,
     Vocabulary,
     read_question,
@@ -51,6 +56,8 @@ from wager.sampling.grammar_messages import (
 # A model that is free to may write blanks for ever.
 _JSON_OPTIONS: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}
 _OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
+_OUT_OF_MEMORY: Final = 3
+"""Exit status."""
 
 
 class Refused(ValueError):
@@ -69,6 +76,8 @@ class Walks:
         self._limits = limits
         self._template = self._compile()
         self._walks: dict[int, _Walk] = {}
+        # Saved up by all walks together: many of them are no way to more.
+        self._seconds = limits.burst_s
         self._check_start(vocabulary)
 
     def answer(self, message: bytes) -> bytes | None:
@@ -78,17 +87,27 @@ class Walks:
             self._walks.pop(number, None)
             return None
         if what == OPEN:
-            self._walks[number] = _Walk(self._template.deep_copy(), self._limits.burst_s)
+            self._walks[number] = _Walk(self._template.deep_copy())
         walk = self._walks[number]
-        allowed = self._limits.compile_s if what == OPEN else walk.seconds + self._limits.steady_s
+        allowed = self._limits.compile_s if what == OPEN else self._seconds + self._limits.steady_s
         try:
             with processor_limit(allowed) as left:
                 reply = self._mask(walk, tokens) if what == MASK else self._take(walk, tokens)
         except Refused as error:
-            return FAILED + str(error).encode()
+            reply = FAILED + str(error).encode()
+        except MemoryError:
+            raise
+        except Exception as error:
+            # A fault of ours costs this answer, not all that have the same grammar.
+            reply = FAILED + f"the grammar cannot be followed: {type(error).__name__}".encode()
         if what != OPEN:
-            walk.seconds = min(left(), self._limits.burst_s)
+            self._seconds = min(left(), self._limits.burst_s)
         return reply
+
+    def begin_anew(self) -> None:
+        """Without walks."""
+        self._walks.clear()
+        self._seconds = self._limits.burst_s
 
     def _take(self, walk: _Walk, tokens: list[int]) -> bytes:
         walk.tokens += tokens
@@ -149,11 +168,8 @@ class Walks:
 
 
 class _Walk:
-    """``seconds`` of processor time that are saved up."""
-
-    def __init__(self, matcher: LLMatcher, seconds: float) -> None:
+    def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
-        self.seconds = seconds
         self.tokens: list[int] = []
 
 
@@ -247,9 +263,13 @@ def _limit_memory(more: int) -> None:
 
 
 def _serve(
-    link: socket.socket, tokenizer: LLTokenizer, vocabulary: Vocabulary, limits: Limits
+    link: socket.socket,
+    spare: socket.socket,
+    tokenizer: LLTokenizer,
+    vocabulary: Vocabulary,
+    limits: Limits,
 ) -> None:
-    """One grammar, until the other side is gone."""
+    """One grammar, until the other side is gone. ``spare`` is for its scout."""
     _limit_memory(limits.memory)
     structured: StructuredOutput = pickle.loads(receive(link))
     try:
@@ -260,32 +280,96 @@ def _serve(
         return
     send(link, DONE)
     while True:
-        reply = walks.answer(receive(link))
+        message = receive(link)
+        if message[0] == SCOUT:
+            if os.fork():
+                spare.close()
+            else:
+                link.close()
+                link = spare
+                walks.begin_anew()
+            continue
+        reply = walks.answer(message)
         if reply is not None:
             send(link, reply)
 
 
+class _Children:
+    """The processes of grammars, as the one sees them that forks them."""
+
+    def __init__(self) -> None:
+        self._links: dict[int, socket.socket] = {}
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def wait_for(self, control: socket.socket) -> None:
+        """Until there is something to read."""
+        while True:
+            ready, _, _ = select.select([control, self._woken], [], [])
+            if self._woken in ready:
+                self._bury()
+            if control in ready:
+                return
+
+    def fork(self, link: socket.socket) -> bool:
+        """True in the new process, to which ``link`` leads; here it is kept for a last word."""
+        pid = os.fork()
+        if pid:
+            self._links[pid] = link
+            return False
+        signal.set_wakeup_fd(-1)
+        # Its scout is nobody's to wait for.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        # The other side of these would not see that they are closed.
+        for one in (*self._links.values(), self._woken, self._waker):
+            one.close()
+        return True
+
+    def _bury(self) -> None:
+        """Say of those that ended why."""
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+        while self._links:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            # Where nobody listens any more, that is how it should be.
+            with self._links.pop(pid) as link, contextlib.suppress(OSError):
+                link.setblocking(False)
+                send(link, GONE + (LIMITED if _limited(status) else b""))
+
+
+def _limited(status: int) -> bool:
+    """Whether a process ended at one of its limits, by what the system says of it."""
+    if not os.WIFSIGNALED(status):
+        return os.WEXITSTATUS(status) == _OUT_OF_MEMORY
+    # Processor time; memory that could not be had, asked for by compiled code or for the stack.
+    return os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV)
+
+
 def main(number: int) -> None:
-    """Take in a vocabulary and limits, then a socket for each grammar. ``number`` is that of the
+    """Take in a vocabulary and limits, then two sockets for each grammar. ``number`` is that of the
     socket through which they come; where its other side is gone, this is over."""
-    # Who is forked is nobody's to wait for.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=number) as control:
         vocabulary, limits = pickle.loads(receive(control))
         tokenizer = tokenizer_of(vocabulary)
+        children = _Children()
         while True:
-            message, found, _, _ = socket.recv_fds(control, 1, 1)
+            children.wait_for(control)
+            message, found, _, _ = socket.recv_fds(control, 1, 2)
             if not message:
                 return
-            with socket.socket(fileno=found[0]) as link:
-                if os.fork():
-                    continue
+            link, spare = (socket.socket(fileno=one) for one in found)
+            if children.fork(link):
                 control.close()
-                # Whatever happens here, the other side sees that this process is gone.
+                # Whatever happens here, the other side is told that this process is gone.
                 with contextlib.suppress(BaseException):
-                    _serve(link, tokenizer, vocabulary, limits)
+                    try:
+                        _serve(link, spare, tokenizer, vocabulary, limits)
+                    except MemoryError:
+                        os._exit(_OUT_OF_MEMORY)
                 os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+            spare.close()

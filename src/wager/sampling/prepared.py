@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wager.config import SamplingParams
 from wager.errors import RequestError
-from wager.sampling.grammar import Grammar, prepare
+from wager.sampling.grammar import Grammar, Hold, known
 
 if TYPE_CHECKING:
     from wager.models.tokenizer import Tokenizer
@@ -16,19 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``bad_words`` are the token sequences not to be completed."""
+    """``bad_words`` are the token sequences not to be completed. ``hold`` keeps the grammar's
+    process; None where too many are kept already."""
 
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
+    hold: Hold | None = None
 
     @classmethod
     def of(cls, params: SamplingParams, tokenizer: Tokenizer, eos_ids: Collection[int]) -> Prepared:
-        """Raises RequestError. May take long where a grammar is not compiled yet."""
+        """Raises RequestError, or Unavailable. May take long where a grammar is not compiled
+        yet."""
         words = sequences_of(params.bad_words, tokenizer) if params.bad_words else ()
-        grammar = None
-        if params.structured is not None:
-            grammar = prepare(tokenizer, eos_ids, params.structured)
-        return cls(words, grammar)
+        if params.structured is None:
+            return cls(words)
+        grammar = known(tokenizer, eos_ids, params.structured)
+        # Before there is one to be kept: what is there now may make room meanwhile.
+        hold = grammar.hold()
+        grammar.link()
+        return cls(words, grammar, hold)
 
 
 def sequences_of(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -94,7 +94,9 @@ class SequenceState:
         if prepared is None:
             prepared = Prepared.of(params, tokenizer, eos_ids)
         grammar = prepared.grammar
-        self._grammar = None if grammar is None else GrammarMask(grammar, self._end_ids)
+        self._grammar = (
+            None if grammar is None else GrammarMask(grammar, self._end_ids, prepared.hold)
+        )
         self._processors = processors_for(
             params, self._end_ids, prompt_ids, prepared.bad_words, self._grammar
         )
@@ -139,7 +141,11 @@ class SequenceState:
         drafter that picks with it agrees with the target wherever their distributions let it.
         """
         processed = self.process(row, ahead)
-        return ops.select(processed, self.selection, self.position + len(ahead))
+        token = ops.select(processed, self.selection, self.position + len(ahead))
+        # One that no model has would end the engine, not this sequence, when it is fed back.
+        if not 0 <= token < len(row):
+            raise ValueError(f"token {token} was picked from a row of {len(row)}")
+        return token
 
     def process(self, row: F32, ahead: Sequence[int] = ()) -> F32:
         """The logits [V] after the request's processors, with ``ahead`` as part of the history.
@@ -174,7 +180,7 @@ class SequenceState:
         self._add(self._stops.push(self._detokenizer.push(token), armed))
         if self._stops.found is not None:
             self.stop_reason = self._stops.found
-            self.finish_reason = "stop"
+            self._end("stop")
         elif self._grammar is not None and self._grammar.advance(token):
             self.finish("stop")
         elif self.room == 0:
@@ -183,8 +189,14 @@ class SequenceState:
     def finish(self, reason: FinishReason) -> None:
         """End the sequence and release the text that was held back; no effect on an ended one."""
         if self.finish_reason is None:
-            self.finish_reason = reason
+            self._end(reason)
             self._add(self._stops.flush() + self._detokenizer.flush())
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        if self._grammar is not None:
+            # Not when the garbage is collected: others wait for its place.
+            self._grammar.close()
 
     def take_fresh(self) -> Fresh:
         """What was committed since the last call; text that is held back comes in a later one."""

@@ -51,7 +51,8 @@ def _prepared(body: CompletionBody, service: Service) -> tuple[Asked, convert.Fo
     prompts = convert.completion_prompts(body, service)
     only = convert.prompt_only(body)
     large = bulk.is_large(body, prompts, params, service.llm.llm.engine.max_model_len)
-    return Asked(prompts, params, body.cache_salt or "", only, large), form
+    field = form[0] if form is not None else ""
+    return Asked(prompts, params, body.cache_salt or "", only, large, field), form
 
 
 @dataclass(slots=True)

@@ -145,7 +145,6 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
 
 def form(body: Body, service: Service) -> Form | None:
     """What ``response_format`` or ``structured_outputs`` asks for. Raises ApiError."""
-    most = service.options.max_schema_bytes
     found = []
     if body.response_format is not None and body.response_format.type != "text":
         found.append(("response_format", _of_format(body.response_format)))
@@ -156,14 +155,17 @@ def form(body: Body, service: Service) -> Form | None:
     if not found:
         return None
     field, (kind, value) = found[0]
-    size = len(value.encode("utf-8", "replace")) if isinstance(value, str) else _bytes(value)
-    if size > most:
-        raise RequestError(f"{field}: {size} bytes, and at most {most} are taken")
+    check_size(field, value, service)
     return field, renamed(field, lambda: StructuredOutput(kind, value))
 
 
-def _bytes(texts: Sequence[str]) -> int:
-    return sum(len(text.encode("utf-8", "replace")) for text in texts)
+def check_size(field: str, value: str | Sequence[str], service: Service) -> None:
+    """Raise RequestError where a schema or a grammar is larger than the server takes."""
+    most = service.options.max_schema_bytes
+    texts = (value,) if isinstance(value, str) else value
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if size > most:
+        raise RequestError(f"{field}: {size} bytes, and at most {most} are taken")
 
 
 def _of_format(given: ResponseFormat) -> tuple[Any, str | tuple[str, ...]]:

@@ -4,6 +4,7 @@
 
 ApiError            raised by whoever finds the fault; its text is meant for the client
 RequestError        400; names the field, which becomes ``param``
+ModelError          400: the model's chat template cannot be used; which is why goes to the log only
 other WagerErrors   503: the engine was closed, or cannot do what it was started for
 anything else       500 "internal error"; the traceback goes to the log only
 """
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from wager.errors import RequestError, WagerError
+from wager.errors import ModelError, RequestError, WagerError
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,11 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         text = str(error)
         field = _FIELD.match(text)
         return ApiError(400, text, param=field[1] if field else None)
+    if isinstance(error, ModelError):
+        log.error("%s", error)
+        # Not 5xx: it will be no better the next time.
+        message = "messages: the model's chat template is broken; give /v1/completions a prompt"
+        return ApiError(400, message, param="messages", code="broken_template")
     if isinstance(error, WagerError):
         log.error("%s", error)
         message = "the engine does not answer any more"

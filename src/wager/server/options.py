@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from wager.checks import flag, real, whole
+from wager.config import MAX_GRAMMAR_CHARACTERS
 from wager.errors import ConfigError
 
 MetricsAlias: TypeAlias = Literal["", "vllm"]
@@ -91,7 +92,7 @@ class ServerOptions:
     def _check_limits(self) -> None:
         most = {
             "max_queue": 1 << 20, "max_body": _LARGEST_BODY, "max_prompts": 1 << 16,
-            "max_choices": 128, "max_stops": 32, "max_schema_bytes": _LARGEST_BODY,
+            "max_choices": 128, "max_stops": 32, "max_schema_bytes": MAX_GRAMMAR_CHARACTERS,
             "max_depth": 256,
         }  # fmt: skip
         for name, high in most.items():

@@ -20,11 +20,13 @@ from starlette.responses import JSONResponse, Response
 
 from wager import __version__
 from wager.config import SamplingParams
+from wager.errors import RequestError
 from wager.server import bulk
-from wager.server.errors import SERVER, ApiError, request_id_of
+from wager.server.errors import ApiError, request_id_of
+from wager.server.failures import given_up, named
 from wager.server.sse import EventStream
 from wager.server.usage import Progress, Unfinished, figures, speed, usage
-from wager.types import NO_TOKEN_LEFT, CompletionOutput, DraftCounts, RequestOutput
+from wager.types import CompletionOutput, DraftCounts, RequestOutput
 
 if TYPE_CHECKING:
     from wager.server.schema import StreamOptions
@@ -85,13 +87,15 @@ def telling(stream: bool, options: StreamOptions | None) -> Telling:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the engine is asked for. ``prompt_only``: the one token that it cannot but write is
-    taken away again. ``large``: the reply may be, see `bulk`."""
+    taken away again. ``large``: the reply may be, see `bulk`. ``form``: the field that asks for
+    the form of the answer, if one does."""
 
     prompts: list[list[int]]
     params: SamplingParams
     cache_salt: str = ""
     prompt_only: bool = False
     large: bool = False
+    form: str = ""
 
 
 class Run:
@@ -138,6 +142,9 @@ class Run:
                     if any(choice.text or choice.token_ids for choice in piece.outputs):
                         yield number, _without_end(piece)
                     raise failure
+        except RequestError as error:
+            reason = "error"
+            raise named(error, self.asked.form) from error
         except Exception:
             reason = "error"
             raise
@@ -152,15 +159,8 @@ class Run:
         failed = [c.stop_reason for c in piece.outputs if c.finish_reason == "abort"]
         one = self.prompts[number]
         one.take(piece, time.perf_counter(), self.service)
-        if any(str(why).startswith(NO_TOKEN_LEFT) for why in failed):
-            message = (
-                f"{NO_TOKEN_LEFT} to go on with; look at allowed_token_ids, bad_words, logit_bias, "
-                "min_tokens and the form that is asked for"
-            )
-            return ApiError(400, message, code="no_token_left")
         if failed:
-            message = "the model gave no usable result; the request was ended"
-            return ApiError(500, message, kind=SERVER, code="request_failed")
+            return given_up(failed, self.asked.params, self.asked.form)
         if piece.finished:
             one.finish(self._route, self.head.model, self.service)
         return None

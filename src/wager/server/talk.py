@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wager.errors import RequestError
 from wager.server import bulk, convert
+from wager.server.failures import named
 from wager.server.parsing import (
     ReplyParser,
     marks,
@@ -128,7 +129,8 @@ def prepared(
         # The parser has to see them.
         params = replace(params, skip_special_tokens=False)
     large = bulk.is_large(body, [ids], params, service.llm.llm.engine.max_model_len)
-    return talk, Asked([ids], params, body.cache_salt or "", large=large), form
+    field = form[0] if form is not None else ""
+    return talk, Asked([ids], params, body.cache_salt or "", large=large, form=field), form
 
 
 def unkept(body: ChatBody) -> str:
@@ -162,13 +164,19 @@ def _forced(talk: Talk, service: Service) -> convert.Form | None:
     if not talk.tools:
         return None
     tokenizer = service.llm.llm.tokenizer
-    grammar = tool_grammar(
-        talk.tools,
-        talk.tool_choice,
-        tool_style(talk.template),
-        parallel=talk.parallel,
-        reasoning=_thinks(talk),
-        opened_reasoning=talk.opened,
-        special={mark for mark in _marks(talk) if tokenizer.special_id(mark) is not None},
-    )
-    return None if grammar is None else ("tools", grammar)
+    try:
+        grammar = tool_grammar(
+            talk.tools,
+            talk.tool_choice,
+            tool_style(talk.template),
+            parallel=talk.parallel,
+            reasoning=_thinks(talk),
+            opened_reasoning=talk.opened,
+            special={mark for mark in _marks(talk) if tokenizer.special_id(mark) is not None},
+        )
+    except RequestError as error:
+        raise named(error, "tools") from error
+    if grammar is None:
+        return None
+    convert.check_size("tools", grammar.value, service)
+    return "tools", grammar
