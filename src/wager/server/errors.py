@@ -5,6 +5,7 @@
 ApiError            raised by whoever finds the fault; its text is meant for the client
 RequestError        400; names the field, which becomes ``param``
 ModelError          400: the model's chat template cannot be used; which is why goes to the log only
+Unavailable         503, for now: the processes of grammars, which were lost
 other WagerErrors   503: the engine was closed, or cannot do what it was started for
 anything else       500 "internal error"; the traceback goes to the log only
 """
@@ -20,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from wager.errors import ModelError, RequestError, WagerError
+from wager.errors import ModelError, RequestError, Unavailable, WagerError
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,10 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         # Not 5xx: it will be no better the next time.
         message = "messages: the model's chat template is broken; give /v1/completions a prompt"
         return ApiError(400, message, param="messages", code="broken_template")
+    if isinstance(error, Unavailable):
+        log.error("%s", error)
+        headers = {"retry-after": "1"}
+        return ApiError(503, str(error), kind=SERVER, code="unavailable", headers=headers)
     if isinstance(error, WagerError):
         log.error("%s", error)
         message = "the engine does not answer any more"
