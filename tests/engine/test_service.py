@@ -243,13 +243,25 @@ def test_an_engine_that_fails_says_why(tiny_path: Path) -> None:
     async def run() -> None:
         llm = AsyncLLM(str(tiny_path), weights="f32", threads=1)
 
+        go = threading.Event()
+
         def broken() -> None:
+            assert go.wait(PATIENCE_S)
             raise RuntimeError("the step broke")
 
         engine: Any = llm.llm.engine
         engine.step = broken
-        with pytest.raises(RuntimeError, match="the step broke"):
-            await asyncio.wait_for(llm.generate([5, 6], GREEDY), PATIENCE_S)
+        asked = asyncio.gather(
+            *[llm.generate([5, n], GREEDY) for n in (6, 7)], return_exceptions=True
+        )
+        await until(lambda: llm.waiting == 2)
+        go.set()
+        found = await asyncio.wait_for(asked, PATIENCE_S)
+        assert [str(one) for one in found] == ["AsyncLLM: the engine failed"] * 2
+        assert all(isinstance(one, ConfigError) for one in found)
+        # What is raised in two tasks would gather the lines of both.
+        assert found[0] is not found[1]
+        assert found[0].__cause__ is llm.failed
         assert isinstance(llm.failed, RuntimeError)
         assert llm.stalled_s is None
         assert (llm.running, llm.waiting) == (0, 0)

@@ -237,7 +237,7 @@ class AsyncLLM:
 
     def _run(self) -> None:
         engine = self.llm.engine
-        reason: BaseException = ConfigError("AsyncLLM: closed while the request was running")
+        reason = "AsyncLLM: closed while the request was running"
         try:
             while self._take_commands(wait=not engine.has_work()):
                 if engine.has_work():
@@ -246,7 +246,8 @@ class AsyncLLM:
                     self._deliver(outputs)
         except BaseException as caught:
             log.critical("the engine failed, and nothing more is answered", exc_info=caught)
-            self._failed = reason = caught
+            self._failed = caught
+            reason = "AsyncLLM: the engine failed"
         self._end(reason)
 
     def _take_commands(self, wait: bool) -> bool:
@@ -303,7 +304,7 @@ class AsyncLLM:
         for loop, batch in batches.items():
             _hand_out(loop, batch)
 
-    def _end(self, reason: BaseException) -> None:
+    def _end(self, reason: str) -> None:
         """Tell everybody who still waits, and close the model."""
         with self._door:
             self._closed = True
@@ -314,7 +315,10 @@ class AsyncLLM:
                 left.append(command.ticket)
         for ticket in left:
             ticket.done = True
-            _hand_out(ticket.loop, [(ticket.inbox, reason)])
+            # One for each: what is raised in several tasks gathers the lines of all of them.
+            error = ConfigError(reason)
+            error.__cause__ = self._failed
+            _hand_out(ticket.loop, [(ticket.inbox, error)])
         self._taken.clear()
         self._in_steps = 0
         self._busy = False
