@@ -171,15 +171,77 @@ def test_what_is_said_to_be_shallow_is_shallow_enough(parts: list[bytes], most: 
         ("application/json", 200),
         ("Application/JSON; charset=utf-8", 200),
         ("application/vnd.api+json", 200),
+        # What programs send that were told nothing, `curl -d` among them.
         (None, 200),
+        ("application/x-www-form-urlencoded", 200),
         ("text/plain", 415),
-        ("application/x-www-form-urlencoded", 415),
         ("multipart/form-data; boundary=x", 415),
     ],
 )
 def test_kinds_of_body(kind: str | None, status: int) -> None:
     headers = [] if kind is None else [("content-type", kind)]
     assert played(app_with(), headers=headers).status == status
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [("origin", "http://evil.example"), ("origin", "null"), ("sec-fetch-site", "cross-site"),
+     ("sec-fetch-site", "same-site")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [(None, 415), ("", 415), ("application/x-www-form-urlencoded", 415), ("text/plain", 415),
+     ("application/json", 200), ("application/vnd.api+json", 200)],
+)  # fmt: skip
+def test_a_page_has_to_say_that_it_sends_json(
+    sign: tuple[str, str], kind: str | None, status: int
+) -> None:
+    """What says nothing, as a Blob does, or what a form sends needs no permission in a browser."""
+    headers = [sign] if kind is None else [sign, ("content-type", kind)]
+    reply = played(app_with(), headers=headers)
+    assert reply.status == status
+    if status == 415:
+        assert reply.read == 0
+        assert reply.error["message"].startswith("content-type: must be application/json")
+
+
+@pytest.mark.parametrize("one", ["{}", "[]", '{"a":1}', '[{"role":"user"}]'])
+def test_small_objects_take_more_memory_than_their_text(one: str) -> None:
+    """Some of them are good, a body full of them is not."""
+    assert len(parse(f'{{"x": [{",".join([one] * 5000)}]}}'.encode(), DEPTH)["x"]) == 5000
+    with pytest.raises(ApiError, match="more than 200000 objects, arrays and keys"):
+        parse(f'{{"x": [{",".join([one] * 200_000)}]}}'.encode(), DEPTH)
+
+
+def test_many_keys_are_too_many() -> None:
+    with pytest.raises(ApiError, match="more than 200000 objects, arrays and keys"):
+        parse(json.dumps({str(n): n for n in range(200_001)}).encode(), DEPTH)
+
+
+def test_many_numbers_and_long_texts_are_not() -> None:
+    value = {"prompt": list(range(300_000)), "x": "{[:" * 100_000}
+    assert parse(json.dumps(value).encode(), DEPTH) == value
+
+
+def test_bodies_that_take_too_much_together() -> None:
+    """32 of the largest size may be on their way; what is behind them is told to come again."""
+
+    async def run() -> None:
+        app = app_with(max_body=100)
+        parts = [b'{"a":"' + b"x" * 90, b'"}']
+        slow = [Exchange(body=parts[:1], unfinished=True, announce=False) for _ in range(33)]
+        tasks = [asyncio.ensure_future(one.play(app)) for one in slow]
+        while not all(one.read for one in slow):
+            await asyncio.sleep(0)
+        late = await Exchange(body=parts, announce=False).play(app)
+        assert late.status == 429
+        assert late.header("retry-after") == "1"
+        for one in slow:
+            one.leave()
+        await asyncio.gather(*tasks)
+        assert (await Exchange(body=parts, announce=False).play(app)).status == 200
+
+    asyncio.run(run())
 
 
 def test_a_large_body_is_read_too() -> None:

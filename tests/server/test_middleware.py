@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -15,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.server.asgi import app_with, get, idle_llm, played
-from wager.errors import ConfigError, RequestError
+from tests.server.asgi import Exchange, app_with, get, idle_llm, played
+from wager.errors import ConfigError, ModelError, RequestError
 from wager.server import logs
 from wager.server.app import create_app
 from wager.server.errors import ApiError
@@ -107,6 +108,12 @@ def test_log_lines_name_the_request(json_lines: bool) -> None:
         (RequestError("stop[3]: is empty"), 400, "stop[3]: is empty", "stop"),
         (RequestError("Something else: happened"), 400, "Something else: happened", None),
         (ConfigError("AsyncLLM: is closed"), 503, "the engine does not answer any more", None),
+        (
+            ModelError("/home/secret: the chat template is broken"),
+            400,
+            "messages: the model's chat template is broken",
+            "messages",
+        ),
         (KeyError("/home/secret"), 500, "internal error; the server's log has the cause", None),
     ],
 )
@@ -147,6 +154,27 @@ def test_refusals_are_counted_where_tokens_are_asked_for() -> None:
     played(app, path="/v2")
     get(app, "/v1/completions")
     assert counted == [400]
+
+
+def test_clients_that_left_are_no_refusals() -> None:
+    async def waiting(request: Request) -> Response:
+        await request.body()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    app = app_with(waiting)
+    counted: list[int] = []
+    app.state.service.metrics.refused = counted.append
+
+    async def run() -> None:
+        for unfinished in (False, True):
+            exchange = Exchange(unfinished=unfinished)
+            exchange.leave()
+            await exchange.play(app)
+            assert exchange.sent == []
+
+    asyncio.run(run())
+    assert counted == []
 
 
 def test_unknown_fields_are_named_in_a_header(caplog: pytest.LogCaptureFixture) -> None:

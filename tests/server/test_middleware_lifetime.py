@@ -122,6 +122,31 @@ def test_a_client_that_leaves_ends_its_request(kind: type[Slow]) -> None:
     asyncio.run(run())
 
 
+def test_a_client_that_leaves_behind_the_last_byte_of_its_body() -> None:
+    """It is gone in the turn of the loop in which its body is whole."""
+    reached = []
+
+    async def run() -> None:
+        async def handle(request: Request) -> Response:
+            await read_json(request)
+            reached.append(True)
+            return JSONResponse({})
+
+        class Hasty(Exchange):
+            async def _receive(self) -> dict[str, Any]:
+                message = await super()._receive()
+                self.leave()
+                return message
+
+        exchange = Hasty(body=[b"{", b"}"])
+        await exchange.play(app_with(handle))
+        assert exchange.read == 2
+        assert exchange.sent == []
+
+    asyncio.run(run())
+    assert reached == []
+
+
 def test_the_end_of_a_reply_is_not_taken_for_a_client_that_left() -> None:
     finished = []
 

@@ -80,6 +80,17 @@ def test_nobody_is_let_in_while_it_shuts_down() -> None:
     asyncio.run(run())
 
 
+def test_prompts_are_counted() -> None:
+    async def run() -> None:
+        service = service_with()
+        async with service.admit(4), service.admit(3):
+            assert service.in_flight == 7
+            assert (await refused(service)).status == 429
+        assert service.in_flight == 0
+
+    asyncio.run(run())
+
+
 def test_the_service_knows_its_names_and_defaults() -> None:
     service = service_with()
     assert service.names == ("tiny",)

@@ -31,8 +31,9 @@ Json = dict[str, Any]
 async def chat_completions(request: Request) -> Response:
     """The handler."""
     service = service_of(request)
-    raw = await read_json(request)
+    raw = await read_json(request, service.check_room)
     service.warn(request, fields.check(raw, "chat"))
+    raw = fields.kept(raw, "chat")
     body = parse(ChatBody, raw)
     model = convert.check_model(body.model, service)
     told = telling(bool(body.stream), body.stream_options)
@@ -41,6 +42,7 @@ async def chat_completions(request: Request) -> Response:
 
     async def prepare() -> ChatReply:
         talk, asked, form = await asyncio.to_thread(prepared, raw, body, service)
+        raw.clear()
         if form is not None:
             await convert.compiled(service, form)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"

@@ -28,9 +28,10 @@ Json = dict[str, Any]
 async def completions(request: Request) -> Response:
     """The handler."""
     service = service_of(request)
-    raw = await read_json(request)
+    raw = await read_json(request, service.check_room)
     service.warn(request, fields.check(raw, "completions"))
     body = parse(CompletionBody, raw)
+    del raw
     model = convert.check_model(body.model, service)
     told = telling(bool(body.stream), body.stream_options)
 
@@ -41,7 +42,7 @@ async def completions(request: Request) -> Response:
         run = Run(service, asked, Head.new("cmpl", "text_completion", model), ROUTE)
         return CompletionReply(body, run, told)
 
-    return await respond(request, service, prepare)
+    return await respond(request, service, prepare, convert.count_prompts(body))
 
 
 def _prepared(body: CompletionBody, service: Service) -> tuple[Asked, convert.Form | None]:

@@ -24,6 +24,7 @@ from wager.config import (
 from wager.errors import RequestError
 from wager.server.errors import ApiError
 from wager.server.schema import ChatBody, CompletionBody, ResponseFormat, StructuredOutputs
+from wager.server.waiting import within
 
 if TYPE_CHECKING:
     from wager.server.service import Service
@@ -39,6 +40,8 @@ COMPILE_S: Final = 10.0
 """What a grammar may take to compile by the clock, beside others and on a busy machine. Of the
 processor's time it has less, see `wager.sampling.grammar`."""
 _STOP_IDS: Final = 1024
+_MOST_ANSWERS: Final = 256
+"""Of one request, to all its prompts; more where the options allow as many of either."""
 _DIGITS: Final = 10
 _MOST_TOKENS: Final = (1 << 31) - 1
 
@@ -229,7 +232,7 @@ async def compiled(service: Service, asked: Form) -> None:
     running = loop.run_in_executor(_compilers(), work)
     try:
         await begun.wait()
-        await asyncio.wait_for(running, COMPILE_S)
+        await within(running, COMPILE_S)
     except asyncio.TimeoutError as error:
         reason = f"took longer than {COMPILE_S:g} s to compile; make it simpler"
         raise ApiError(400, f"{field}: {reason}", param=field) from error
@@ -248,12 +251,16 @@ def _compilers() -> ThreadPoolExecutor:
 
 def completion_prompts(body: CompletionBody, service: Service) -> list[list[int]]:
     """The token ids of each prompt. Raises ApiError or RequestError."""
-    given = body.prompt
-    one_only = isinstance(given, str) or isinstance(given[0], int)
-    prompts: list[Any] = [given] if one_only else list(given)
-    most = service.options.max_prompts
-    if len(prompts) > most:
-        raise RequestError(f"prompt: at most {most} prompts in a request, got {len(prompts)}")
+    prompts = _listed(body)
+    options = service.options
+    if len(prompts) > options.max_prompts:
+        raise RequestError(
+            f"prompt: at most {options.max_prompts} prompts in a request, got {len(prompts)}"
+        )
+    answers = len(prompts) * (body.n or 1)
+    most = max(_MOST_ANSWERS, options.max_prompts, options.max_choices)
+    if answers > most:
+        raise RequestError(f"n: at most {most} answers to all prompts together, not {answers}")
     tokenizer = service.llm.llm.tokenizer
     special = body.add_special_tokens is not False
     ids = [
@@ -263,6 +270,17 @@ def completion_prompts(body: CompletionBody, service: Service) -> list[list[int]
     for one in ids:
         check_ids(one, service, "prompt")
     return ids
+
+
+def count_prompts(body: CompletionBody) -> int:
+    """How many prompts there are, before anything is checked."""
+    return len(_listed(body))
+
+
+def _listed(body: CompletionBody) -> Sequence[Any]:
+    given = body.prompt
+    one_only = isinstance(given, str) or isinstance(given[0], int)
+    return [given] if one_only else given
 
 
 def texts_of(body: CompletionBody) -> list[str] | None:

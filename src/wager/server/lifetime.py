@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wager.server.errors import ApiError, timed_out
 from wager.server.service import Service
+from wager.server.waiting import within
 
-_LAST_WORDS_S: Final = 5.0
+LAST_WORDS_S: Final = 5.0
 """How long a client may take to hear why its request was ended."""
 
 
@@ -78,7 +79,7 @@ class _Life:
         if self._reason is not None and not self._ended:
             # The client may not listen any more either.
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._say(self._reason), _LAST_WORDS_S)
+                await within(self._say(self._reason), LAST_WORDS_S)
 
     def stop(self, reason: ApiError | None) -> None:
         """End the request; ``reason`` is what its client is told, None where there is none."""

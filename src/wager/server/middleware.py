@@ -6,10 +6,8 @@ Plain ASGI, without a task or a queue per request: what goes through is passed o
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import contextlib
 import hashlib
 import hmac
 import logging
@@ -26,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wager.server import logs
 from wager.server.errors import ApiError, as_api_error
+from wager.server.limits import discard
 from wager.server.service import WARNINGS, Service
 
 log = logging.getLogger("wager.server")
@@ -39,8 +38,6 @@ _LEFT: Final = 499
 
 _GIVEN_ID: Final = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 _LONGEST_PATH: Final = 200
-_DISCARD_S: Final = 5.0
-"""How long the rest of a body that is too large is read, so that the client gets to the reply."""
 
 
 class RequestLog:
@@ -83,7 +80,8 @@ class RequestLog:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
-        if path in COUNTED and scope["method"] == "POST" and status >= 400:
+        answered = status >= 400 and status != _LEFT
+        if path in COUNTED and scope["method"] == "POST" and answered:
             self._service.metrics.refused(status)
         level = logging.DEBUG if path in _OFTEN and status < 400 else logging.INFO
         if not log.isEnabledFor(level):
@@ -142,7 +140,7 @@ class BodyLimit:
         if announced.isdecimal() and int(announced[:20]) > self._most:
             # A client that asks first is told before it sends anything.
             if "expect" not in headers:
-                await _discard(receive)
+                await discard(receive)
             await self._too_large().response()(scope, receive, send)
             return
         size = 0
@@ -154,7 +152,7 @@ class BodyLimit:
                 size += len(message.get("body", b""))
                 if size > self._most:
                     if message.get("more_body", False):
-                        await _discard(receive)
+                        await discard(receive)
                     raise self._too_large()
             return message
 
@@ -208,16 +206,3 @@ def _refused(scope: Scope) -> ApiError:
         code="invalid_api_key",
         headers={"www-authenticate": asks},
     )
-
-
-async def _discard(receive: Receive) -> None:
-    """Read on without keeping anything, to the end of the body or for a while."""
-
-    async def rest() -> None:
-        while True:
-            message = await receive()
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return
-
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(rest(), _DISCARD_S)

@@ -281,11 +281,11 @@ class Reply(Protocol):
 
 
 async def respond(
-    request: Request, service: Service, prepare: Callable[[], Awaitable[Reply]]
+    request: Request, service: Service, prepare: Callable[[], Awaitable[Reply]], prompts: int = 1
 ) -> Response:
     """Let the request in, prepare it, and answer it. Raises what the handlers may raise."""
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(service.admit())
+        await stack.enter_async_context(service.admit(prompts))
         reply = await prepare()
         if not reply.stream:
             return await reply.whole()

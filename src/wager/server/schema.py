@@ -23,6 +23,9 @@ B = TypeVar("B", bound=BaseModel)
 
 Prompt: TypeAlias = str | list[str] | list[int] | list[list[int]]
 
+_MOST_MESSAGES: Final = 4096
+_MOST_TOOLS: Final = 1024
+
 
 def _prompt(value: object) -> object:
     """By the first entry: a union of lists would try every kind on every entry."""
@@ -139,6 +142,9 @@ class NamedTool(Closed):
     function: FunctionName
 
 
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+
+
 class CalledFunction(Open):
     """``arguments`` are JSON text, as they came with the reply."""
 
@@ -217,12 +223,12 @@ class Sampled(Strict):
 class ChatBody(Sampled):
     """``POST /v1/chat/completions``"""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=_MOST_MESSAGES)
     max_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=_MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
@@ -245,13 +251,15 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=_MOST_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    reasoning_effort: str | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=_MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
 
 
 class DetokenizeBody(Strict):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.requests import Request
@@ -25,6 +25,10 @@ WARNINGS: Final = "wager_warnings"
 _MOST_NAMES: Final = 16
 _LONGEST_NAME: Final = 96
 _SLOWEST_RETRY_S: Final = 60
+_MOST_BODIES: Final = 32
+"""Bodies of the largest size whose bytes may be there at a time, unparsed."""
+_MOST_SMALL: Final = 64
+"""Requests for the tokenizer alone that may be there at a time."""
 
 
 class Ending(Protocol):
@@ -40,7 +44,7 @@ class Service:
     """One server's state: the event loop's alone, so nothing here needs a lock.
 
     ``names`` are those under which the model is served, ``created`` is when, in seconds since 1970.
-    ``in_flight`` counts the requests that were let in and have not left.
+    ``in_flight`` counts the prompts of requests that were let in and have not left.
     """
 
     def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
@@ -53,6 +57,8 @@ class Service:
         self.names = options.served_names
         self.created = int(time.time())
         self.in_flight = 0
+        self._incoming = 0  # bytes of bodies
+        self._small = 0
         self.draining = False
         self.endings: set[Ending] = set()
         self._usual_s: float | None = None  # that a request takes, of late
@@ -80,13 +86,8 @@ class Service:
 
     # Admission
 
-    @asynccontextmanager
-    async def admit(self) -> AsyncIterator[None]:
-        """Let a request in for as long as the block runs.
-
-        Raises ApiError: 503 while the server shuts down, 429 with Retry-After when ``max_queue``
-        requests wait.
-        """
+    def check_room(self) -> None:
+        """Raise ApiError where `admit` would let nobody in now."""
         if self.draining:
             raise shutting_down()
         most = self.options.max_queue
@@ -94,27 +95,69 @@ class Service:
         full = most + self.llm.llm.config.max_num_seqs
         if self.llm.waiting >= most or self.in_flight >= full:
             raise self._too_many()
-        self.in_flight += 1
+
+    @asynccontextmanager
+    async def admit(self, prompts: int = 1) -> AsyncIterator[None]:
+        """Let a request with so many prompts in for as long as the block runs.
+
+        Raises ApiError: 503 while the server shuts down, 429 with Retry-After when ``max_queue``
+        prompts wait.
+        """
+        self.check_room()
+        self.in_flight += prompts
         started = time.monotonic()
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self.in_flight -= prompts
             took = time.monotonic() - started
             usual = self._usual_s
             self._usual_s = took if usual is None else usual + 0.1 * (took - usual)
+
+    def check_small_room(self) -> None:
+        """Raise ApiError where `admit_small` would let nobody in now."""
+        if self.draining:
+            raise shutting_down()
+        if self._small >= _MOST_SMALL:
+            raise _overloaded(f"{_MOST_SMALL} requests for the tokenizer wait already", 1)
+
+    @asynccontextmanager
+    async def admit_small(self) -> AsyncIterator[None]:
+        """The same for a request that needs the tokenizer alone. Raises ApiError: 429 or 503."""
+        self.check_small_room()
+        self._small += 1
+        try:
+            yield
+        finally:
+            self._small -= 1
+
+    @contextmanager
+    def incoming(self) -> Iterator[Callable[[int], None]]:
+        """Notes bytes of a body, which is there for as long as the block runs.
+
+        That raises ApiError (429) where the bodies of all requests take too much memory.
+        """
+        noted = 0
+
+        def note(size: int) -> None:
+            nonlocal noted
+            noted += size
+            self._incoming += size
+            if self._incoming > _MOST_BODIES * self.options.max_body:
+                raise _overloaded("too many large requests arrive at the same time", 1)
+
+        try:
+            yield note
+        finally:
+            self._incoming -= noted
 
     def _too_many(self) -> ApiError:
         waiting = max(self.llm.waiting, 1)
         at_once = self.llm.llm.config.max_num_seqs
         expected = (self._usual_s or 1.0) * waiting / at_once
         retry = min(max(math.ceil(expected), 1), _SLOWEST_RETRY_S)
-        message = (
-            f"{self.options.max_queue} requests wait already; try again in {retry} s, or raise "
-            "--max-queue"
-        )
-        headers = {"retry-after": str(retry)}
-        return ApiError(429, message, kind=OVERLOADED, code="queue_full", headers=headers)
+        reason = f"{self.options.max_queue} requests wait already"
+        return _overloaded(reason, retry, ", or raise --max-queue")
 
     # Shutting down
 
@@ -140,6 +183,12 @@ def service_of(request: Request) -> Service:
     if not isinstance(service, Service):
         raise TypeError("the application was not made by create_app")
     return service
+
+
+def _overloaded(reason: str, retry_s: int, hint: str = "") -> ApiError:
+    message = f"{reason}; try again in {retry_s} s{hint}"
+    headers = {"retry-after": str(retry_s)}
+    return ApiError(429, message, kind=OVERLOADED, code="queue_full", headers=headers)
 
 
 def _printable(name: str) -> str:

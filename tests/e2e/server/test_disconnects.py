@@ -189,6 +189,20 @@ def test_aborts_that_meet_their_end(live: Live) -> None:
     live.survives()
 
 
+def test_those_that_leave_behind_their_request(live: Live) -> None:
+    """Gone at the moment at which their bodies are whole, one way or the other. The engine stands
+    still, so that no request has an end of its own."""
+    with live.brake.on():
+        for number in range(200):
+            connection = sent(live, {**LONG, "seed": number})
+            if number % 4 == 0:
+                time.sleep(0.0005 * (number % 7))
+            vanish(connection)
+        wait_for(lambda: not live.unfinished() and not live.service.endings, "one is left")
+        assert live.service.in_flight == 0
+    live.survives()
+
+
 def test_a_client_that_does_not_read(live: Live) -> None:
     """Its buffers fill; the others go on, and so does the engine."""
     slow = [sent(live, {**LONG, "stream": True, "logprobs": 5, "seed": n}) for n in range(3)]

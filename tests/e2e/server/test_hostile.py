@@ -307,6 +307,52 @@ def test_keys(served_path: Path) -> None:
         live.survives()
 
 
+def test_large_bodies_for_a_full_queue_are_not_even_read(served_path: Path) -> None:
+    """Nor do those that came before keep what nobody needs of them."""
+    with serving(served_path, served={"max_queue": 20}, max_num_seqs=1) as live:
+        good: dict[str, object] = {"prompt": [5], "max_tokens": 1}
+        large = json.dumps({**good, "x": [{} for _ in range(150_000)], "y": "y" * MIB}).encode()
+        assert live.post(TEXT, large).status_code == 200
+        before = resident()
+        held = []
+        with live.brake.on():
+            for number in range(20):
+                held.append(live.connect())
+                held[-1].sendall(request_bytes(TEXT, large, "connection: close"))
+                while live.llm.waiting <= number:
+                    assert live.get("/health").status_code == 200
+            with live.connect() as connection:
+                head = request_bytes(TEXT, large)[: -len(large)]
+                connection.sendall(head)
+                # Nothing of its body was sent.
+                assert connection.recv(4096).split(b" ", 2)[1] == b"429"
+            for _ in range(20):
+                assert live.post(TEXT, large).status_code == 429
+            # One such body is some 15 MB once it is parsed.
+            assert resident() - before < 100 * MIB
+        for connection in held:
+            assert until_closed(connection).split(b" ", 2)[1] == b"200"
+            connection.close()
+        live.survives()
+
+
+def test_an_engine_that_fails_is_said_to_have_failed(served_path: Path) -> None:
+    with serving(served_path) as live:
+
+        def broken() -> None:
+            raise RuntimeError("secret")
+
+        live.llm.llm.engine.step = broken  # type: ignore[method-assign, assignment]
+        with ThreadPoolExecutor(1) as beside:
+            body = {"prompt": [5], "max_tokens": 4}
+            other = beside.submit(live.post, TEXT, {**body, "prompt": [6]})
+            for reply in (live.post(TEXT, {**body, "stream": True}), other.result()):
+                assert reply.status_code == 503
+                assert error_of(reply)["code"] == "engine_closed"
+                assert "secret" not in reply.text
+        assert live.get("/health").json() == {"status": "failed"}
+
+
 def test_a_flood_leaves_memory_flat(live: Live) -> None:
     """Thousands of refused requests are forgotten."""
     bad = [row for row in ROWS if row.statuses == (400,) and len(row.content) < 2000]
