@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from tests.recipes import ngram
 from tests.server.asgi import PATIENCE_S, app_with, idle_llm
+from tests.server.fakes import FakeLLM, tokenizer
+from tests.server.live import Held, ask, running
 from wager.errors import ConfigError
 from wager.external.process import free_port
 from wager.server import run
-from wager.server.limits import read_json
 from wager.server.options import ServerOptions
 
 GREEDY: dict[str, Any] = {
@@ -175,49 +175,6 @@ def test_a_server_that_was_killed_starts_again_at_once(tiny_path: Path) -> None:
 # In this process, with handlers that take as long as the test wants
 
 
-class Held:
-    """A handler that answers when it is let go."""
-
-    def __init__(self) -> None:
-        self.working = asyncio.Event()
-        self.go = asyncio.Event()
-
-    async def __call__(self, request: Request) -> Response:
-        await read_json(request)
-        self.working.set()
-        await self.go.wait()
-        return JSONResponse({"done": True})
-
-
-@asynccontextmanager
-async def running(
-    held: Held, **given: Any
-) -> AsyncIterator[tuple[run._MainServer, httpx2.AsyncClient, asyncio.Task[None]]]:
-    async def handle(request: Request) -> Response:
-        return await held(request)
-
-    port = free_port()
-    llm = given.pop("llm", None) or idle_llm()
-    app = app_with(handle, llm=llm, port=port, **given)
-    service = app.state.service
-    ready = asyncio.Event()
-    with ExitStack() as opened:
-        sockets = run._bind("127.0.0.1", port, "port", opened)
-        server = run._MainServer(run._config(app, service.options), service, ready.set)
-        task = asyncio.ensure_future(server.serve(sockets=sockets))
-        await asyncio.wait_for(ready.wait(), PATIENCE_S)
-        url = f"http://127.0.0.1:{port}"
-        async with httpx2.AsyncClient(trust_env=False, base_url=url, timeout=PATIENCE_S) as http:
-            yield server, http, task
-        held.go.set()
-        server.should_exit = True
-        await asyncio.wait_for(task, PATIENCE_S)
-
-
-def ask(http: httpx2.AsyncClient) -> asyncio.Task[httpx2.Response]:
-    return asyncio.ensure_future(http.post("/v1/completions", json={}))
-
-
 def test_what_runs_may_end_and_nothing_new_is_taken() -> None:
     async def body() -> None:
         held = Held()
@@ -304,6 +261,51 @@ def test_a_client_that_hangs_up_ends_its_request() -> None:
 
 
 # The port
+
+
+def test_a_second_server_that_cannot_listen_is_not_silently_missing() -> None:
+    """Two may have bound a port at the same time; whoever is late to listen on it is refused."""
+
+    async def body() -> None:
+        port = free_port()
+        with ExitStack() as opened:
+            (first,) = run._bind("127.0.0.1", port, "metrics_port", opened)
+            second = run._bind("127.0.0.1", port, "metrics_port", opened)
+            first.listen()
+            app = app_with()
+            config = run._config(app, app.state.service.options)
+            server = run._Server(config, "metrics_port", port)
+            with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on port {port}"):
+                async with run._running(server, second):
+                    raise AssertionError("it runs")
+
+    asyncio.run(body())
+
+
+def test_a_port_for_metrics_that_others_can_reach(caplog: pytest.LogCaptureFixture) -> None:
+    given: dict[str, Any] = {"host": "0.0.0.0", "metrics_port": 9000}
+    run._warn_of_strangers(ServerOptions(**given))
+    assert "9000" not in caplog.text
+    run._warn_of_strangers(ServerOptions(**given, api_keys=("one",)))
+    assert "port 9000 can be reached from other machines" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% if %}", "chat template is broken"),
+        ("{{ raise_exception('system first') }}", ""),
+        ("{{ messages[0].content }}", ""),
+    ],
+)
+def test_a_broken_chat_template_is_told_at_the_start(
+    template: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm: Any = FakeLLM(tokenizer(tmp_path, template))
+    with caplog.at_level(logging.WARNING):
+        run._warn_of_template(llm)
+    assert bool(caplog.records) is bool(said)
+    assert said in caplog.text
 
 
 def test_a_host_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

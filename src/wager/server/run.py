@@ -23,9 +23,10 @@ import uvicorn
 
 from wager.config import EngineConfig
 from wager.engine.service import AsyncLLM
-from wager.errors import ConfigError
-from wager.server import logs
+from wager.errors import ConfigError, ModelError, RequestError
+from wager.server import connections, logs
 from wager.server.app import create_app, create_metrics_app
+from wager.server.lifetime import LAST_WORDS_S
 from wager.server.options import ServerOptions
 from wager.server.service import Service
 from wager.speculation import SpeculationConfig
@@ -36,11 +37,10 @@ FAILED: Final = 1
 """Exit status when the engine failed."""
 
 _POLL_S: Final = 0.01
-_BACKLOG: Final = 1024
-_KEEP_ALIVE_S: Final = 75
-"""Longer than the clients' own, so that no client sends into a connection that is being closed."""
+_CUT_S: Final = LAST_WORDS_S + 1.0
+"""How long the ends of requests may take, before the connections that are left are cut."""
 _MARGIN_S: Final = 10.0
-"""What ends of requests may take after ``drain_timeout``, before the rest is cut off."""
+"""What the server waits beside ``drain_timeout``: more than that."""
 
 
 def serve(
@@ -59,6 +59,7 @@ def serve(
     """
     began = time.monotonic()
     logs.configure(options.json_logs)
+    connections.allow_files(options.max_queue)
     with contextlib.ExitStack() as opened:
         sockets = _bind(options.host, options.port, "port", opened)
         side = (
@@ -72,6 +73,7 @@ def serve(
             for line in _ready_lines(llm, options, speculation, time.monotonic() - began):
                 say(line)
             _warn_of_strangers(options)
+            _warn_of_template(llm)
 
         return asyncio.run(_serve(llm, options, sockets, side, ready))
 
@@ -87,7 +89,10 @@ async def _serve(
         app = create_app(llm, options)
         service: Service = app.state.service
         server = _MainServer(_config(app, options), service, ready)
-        beside = _Server(_config(create_metrics_app(service), options)) if side else None
+        beside = None
+        if side:
+            config = _config(create_metrics_app(service), options)
+            beside = _Server(config, "metrics_port", options.metrics_port)
         async with _running(beside, side):
             with _signals(server):
                 await server.serve(sockets=sockets)
@@ -97,39 +102,63 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, without its signal handlers: it would raise the signals again when all is done."""
+    """uvicorn's, without its signal handlers: it would raise the signals again when all is done.
+
+    ``option`` is the one that has its ``port``.
+    """
+
+    def __init__(self, config: uvicorn.Config, option: str, port: int | None) -> None:
+        super().__init__(config)
+        self._option = option
+        self._port = port
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class _MainServer(_Server):
-    """Stops in the order that the service wants, and when the engine fails."""
-
-    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self.status = 0
-        self._service = service
-        self._ready = ready
-
-    def told(self, number: int) -> None:
-        """A signal came."""
-        if self.should_exit:
-            log.warning("a second signal: what still runs ends now")
-            self.status = 128 + number
-            self._service.expire()
-            return
-        log.info("told to stop: what runs may take %g s", self._service.options.drain_timeout)
-        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets=sockets)
         except OSError as error:
             # Two that start at the same time may both have bound the port; one can listen.
-            port = self._service.options.port
-            raise ConfigError(f"port: cannot listen on port {port}: {error.strerror}") from error
+            reason = f"cannot listen on port {self._port}: {error.strerror}"
+            raise ConfigError(f"{self._option}: {reason}") from error
+
+    def cut(self) -> None:
+        """End what is connected; who does not read cannot be told."""
+        connections.cut(self.server_state.connections)
+
+    def cut_soon(self) -> None:
+        """The same once there was time to tell."""
+        asyncio.get_running_loop().call_later(_CUT_S, self.cut)
+
+
+class _MainServer(_Server):
+    """Stops in the order that the service wants, and when the engine fails."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
+        super().__init__(config, "port", service.options.port)
+        self.status = 0
+        self._service = service
+        self._ready = ready
+        self._hurries = False
+
+    def told(self, number: int) -> None:
+        """A signal came."""
+        if self._hurries:
+            self.cut()
+            return
+        if self.should_exit:
+            log.warning("a second signal: what still runs ends now")
+            self.status = 128 + number
+            self._hurries = True
+            self._expire()
+            return
+        log.info("told to stop: what runs may take %g s", self._service.options.drain_timeout)
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
         self._ready()
 
     async def on_tick(self, counter: int) -> bool:
@@ -144,17 +173,21 @@ class _MainServer(_Server):
         service = self._service
         service.drain()
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(service.options.drain_timeout, service.expire)
+        timer = loop.call_later(service.options.drain_timeout, self._expire)
         try:
             await super().shutdown(sockets=sockets)
         finally:
             timer.cancel()
 
+    def _expire(self) -> None:
+        self._service.expire()
+        self.cut_soon()
+
 
 def _config(app: Any, options: ServerOptions) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=connections.protocol(connections.most_connections(options.max_queue)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -162,15 +195,15 @@ def _config(app: Any, options: ServerOptions) -> uvicorn.Config:
         # Nobody stands before this server who may say on whose behalf he asks.
         proxy_headers=False,
         server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        backlog=connections.BACKLOG,
+        timeout_keep_alive=math.ceil(connections.IDLE_S),
         timeout_graceful_shutdown=math.ceil(options.drain_timeout + _MARGIN_S),
     )
 
 
 @asynccontextmanager
 async def _running(server: _Server | None, sockets: list[socket.socket]) -> AsyncIterator[None]:
-    """A second server, for as long as the block runs."""
+    """A second server, for as long as the block runs. Raises ConfigError if it cannot start."""
     if server is None:
         yield
         return
@@ -178,10 +211,14 @@ async def _running(server: _Server | None, sockets: list[socket.socket]) -> Asyn
     try:
         while not server.started and not task.done():
             await asyncio.sleep(_POLL_S)
+        if task.done():
+            task.result()
         yield
     finally:
         server.should_exit = True
-        await task
+        server.cut_soon()
+        await asyncio.wait({task})
+    task.result()
 
 
 @contextmanager
@@ -251,9 +288,27 @@ def _ready_lines(
     return lines
 
 
+def _warn_of_template(llm: AsyncLLM) -> None:
+    """A model whose chat template is broken can still go on with prompts."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    for tools in (None, [tool]):
+        try:
+            llm.llm.tokenizer.chat([{"role": "user", "content": "a"}], tools=tools)
+        except ModelError as error:
+            log.warning("%s: /v1/chat/completions refuses what needs it", error)
+        except RequestError:
+            # There is none, or it wants another conversation.
+            continue
+
+
 def _warn_of_strangers(options: ServerOptions) -> None:
     if options.loopback:
         return
+    if options.metrics_port is not None and options.api_keys:
+        log.warning(
+            "port %d can be reached from other machines, and shows the metrics without a key",
+            options.metrics_port,
+        )
     if not options.api_keys:
         log.warning(
             "%s can be reached from other machines, and there is no --api-key: whoever reaches it "
