@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.recipes import prompts
+from tests.tiny import vocabulary
 
 COUNT = 400
 LENGTHS = (0, 4, 16)
@@ -116,10 +117,11 @@ COMMON: list[tuple[str, float, Maker]] = [
     ("cache_salt", 0.1, one("cache_salt", "a", "b")),
     ("prompt_logprobs", 0.1, one("prompt_logprobs", 0, 2)),
 ]
+FORKS = 'start: "x" ("y" | "z")* "."'
 STRUCTURED: list[dict[str, Any]] = [
     {"structured_outputs": {"regex": "(ab|cd){2,6}[0-9]{1,3}"}},
     {"structured_outputs": {"choice": ["red", "green", "blue whale", "강물"]}},
-    {"structured_outputs": {"grammar": 'start: "x" ("y" | "z")* "."'}},
+    {"structured_outputs": {"grammar": FORKS}},
     {"structured_outputs": {"json": SCHEMA}},
 ]
 FORMATS: list[dict[str, Any]] = [
@@ -210,6 +212,38 @@ def _phrase(rng: random.Random) -> str:
     """Repeats itself, so that there is something to draft."""
     words = [rng.choice(WORDS) for _ in range(rng.randint(1, 4))]
     return " ".join(words * rng.randint(1, 3))
+
+
+def beside_grammars() -> list[Combination]:
+    """Forms beside masks that leave them a way on, which the sample does not have."""
+    bodies: list[dict[str, Any]] = [
+        {"prompt": "abc bcd abc bcd", "structured_outputs": {"regex": "[a-z]{4,12}[0-9]"},
+         "bad_words": ["e", "a"], "min_tokens": 6},
+        {"prompt": "xyzzy. xyzzy.", "structured_outputs": {"grammar": FORKS},
+         "allowed_token_ids": letters("xyz."), "min_tokens": 3},
+        {"prompt": "cz ab cz ab", "structured_outputs": {"choice": ["ab", "cz", "abab"]},
+         "bad_words": ["a"]},
+        {"prompt": '{"status": "open"} {"status": "open"}', "structured_outputs": {"json": SCHEMA},
+         "bad_words": ["7"], "logit_bias": {str(token): 4 for token in letters("on")},
+         "presence_penalty": 0.5},
+        {"messages": [{"role": "user", "content": "count to 3, count to 3"}], "tools": TOOLS,
+         "tool_choice": "required", "parallel_tool_calls": False, "bad_words": ["9", "k"],
+         "min_tokens": 12},
+    ]  # fmt: skip
+    made = []
+    for number in range(len(bodies) * len(LENGTHS) * 4):
+        body = {**bodies[number % len(bodies)], "seed": 10_000 + number, "max_tokens": 28}
+        body["temperature"] = (0, 1)[number // len(bodies) % 2]
+        length = LENGTHS[number // (2 * len(bodies)) % len(LENGTHS)]
+        stream = number >= len(bodies) * len(LENGTHS) * 2
+        made.append(Combination(body["seed"], body, length, stream))
+    return made
+
+
+def letters(text: str) -> list[int]:
+    """The tokens that are one of these letters."""
+    tokens, _ = vocabulary(VOCABULARY)
+    return [tokens.index(letter) for letter in text]
 
 
 def counted(sample: list[Combination]) -> Counter[str]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.e2e.server.answers import CHAT, TEXT, whole
+from tests.e2e.server.answers import CHAT, TEXT, joined, lines_of, whole
 from tests.e2e.server.harness import Live, error_of, serving, strict
 from tests.recipes import ngram
 
@@ -135,17 +135,28 @@ def test_the_document_names_every_route(document: dict[str, Any], live: Live) ->
 
 def checked(live: Live, path: str, body: Any) -> int:
     """The status of a body; it must be a good reply, or a refusal in OpenAI's form."""
-    if isinstance(body, dict) and isinstance(body.get("stream"), bool):
-        body = {**body, "stream": False}
     reply = live.post(path, body)
     assert reply.status_code < 500, f"{reply.status_code}: {reply.text[:500]}\nto {body!r}"
-    if reply.status_code == 200:
+    if reply.headers["content-type"].startswith("text/event-stream"):
+        check_stream(reply.text, body)
+    elif reply.status_code == 200:
         found = strict(reply.text)
         if path in (CHAT, TEXT):
             assert whole(found).choices
     else:
         error_of(reply)
     return reply.status_code
+
+
+def check_stream(text: str, body: Any) -> None:
+    """A whole stream, or one that ends with a refusal: what was asked for showed to be impossible
+    on the way."""
+    *told, last = [line.removeprefix("data: ") for line in lines_of(text) if line]
+    if last == "[DONE]":
+        assert joined([strict(one) for one in told]).choices
+    else:
+        error = strict(last)["error"]
+        assert error["type"] == "invalid_request_error", f"{error}\nto {body!r}"
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
@@ -169,8 +180,11 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_one_or_two_fields_of_a_good_body(path: str, document: dict[str, Any], live: Live) -> None:
+def test_one_or_two_fields_of_a_good_body(
+    path: str, stream: bool, document: dict[str, Any], live: Live
+) -> None:
     """Nearer to what real clients send: most of these are served."""
     schema = resolved(posts(document)[path], document)
     fields = schema["properties"]
@@ -180,7 +194,7 @@ def test_one_or_two_fields_of_a_good_body(path: str, document: dict[str, Any], l
     @given(data=st.data())
     def run(data: st.DataObject) -> None:
         names = data.draw(st.lists(st.sampled_from(sorted(fields)), min_size=1, max_size=2))
-        body = dict(GOOD[path])
+        body = {**GOOD[path], "stream": stream}
         for name in names:
             body[name] = data.draw(values(fields[name], document))
         seen.append(checked(live, path, body))

@@ -163,6 +163,34 @@ def test_tools(client: openai.OpenAI) -> None:
     assert again.choices[0].finish_reason in {"stop", "length", "tool_calls"}
 
 
+class Count(BaseModel):
+    """Count up to a number."""
+
+    n: int = Field(ge=0, le=9)
+
+
+def test_tools_of_the_client_s_helper(client: openai.OpenAI) -> None:
+    """It makes strict tools only, and reads no others."""
+    tools: Any = [openai.pydantic_function_tool(Count, name="count")]
+    # A model without a mind seldom comes to an end by itself.
+    asked: dict[str, Any] = {"model": "tiny", "messages": USER, "max_tokens": 400, "seed": 1,
+                             "stop": ["e", "a", "t", "n"], "tools": tools}  # fmt: skip
+    for choice in ({}, {"tool_choice": "auto"}):
+        free = client.chat.completions.parse(**asked, **choice).choices[0]
+        assert (free.finish_reason, free.message.tool_calls) == ("stop", None)
+    raw = client.chat.completions.with_raw_response.parse(**asked)
+    assert raw.headers["x-wager-warning"].startswith("tools[0].function.strict: ")
+    asked["stop"] = None
+    forced = client.chat.completions.parse(
+        **asked, tool_choice="required", parallel_tool_calls=False
+    )
+    assert forced.choices[0].message.tool_calls
+    (call,) = forced.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Count)
+    with client.chat.completions.stream(**{**asked, "stop": ["e", "a"]}) as stream:
+        assert stream.get_final_completion().choices[0].finish_reason == "stop"
+
+
 def test_tools_in_a_stream(client: openai.OpenAI) -> None:
     # The client puts together only calls of tools that are strict.
     tools: Any = [{**one, "function": {**one["function"], "strict": True}} for one in TOOLS]

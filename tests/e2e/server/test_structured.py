@@ -146,6 +146,20 @@ def test_a_form_is_prepared_while_others_are_answered(live: Live) -> None:
 # Tools
 
 
+@pytest.mark.parametrize("stop", ['"', "n", ":"])
+def test_a_forced_call_that_a_stop_cuts_off(stop: str, live: Live) -> None:
+    """It ends for the stop, and not with a call that nobody can read."""
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "count"}], "tools": TOOLS, "seed": 3,
+        "tool_choice": "required", "max_tokens": 200, "stop": [stop], "min_tokens": 24,
+    }  # fmt: skip
+    answer = both(live, body).choices[0]
+    assert answer.finish_reason == "stop"
+    assert answer.stop_reason == stop
+    for _, arguments in answer.calls:
+        assert not arguments.endswith("}")
+
+
 @pytest.mark.parametrize("choice", ["required", "count", "paint"])
 def test_a_call_that_is_forced(choice: str, live: Live) -> None:
     named = {"type": "function", "function": {"name": choice}}

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.server.answers import Answer, ask_all
-from tests.e2e.server.combos import COUNT, LENGTHS, Combination, combinations, counted
-from tests.e2e.server.harness import Live, serving
+from tests.e2e.server.answers import TEXT, Answer, ask_all
+from tests.e2e.server.combos import (
+    COUNT,
+    LENGTHS,
+    Combination,
+    beside_grammars,
+    combinations,
+    counted,
+    letters,
+)
+from tests.e2e.server.harness import Live, error_of, serving, strict
 from tests.recipes import ngram
 
 BLOCK = 40
@@ -73,6 +82,44 @@ def test_everything_is_equal_with_and_without_speculation(
     sample = SAMPLE[block * BLOCK : (block + 1) * BLOCK]
     drafted, accepted = compare(plain, betting, sample)
     assert 0 < accepted < drafted, "no draft was accepted, or none refused"
+
+
+def test_the_same_where_a_form_is_not_the_only_mask(plain: Live, betting: Live) -> None:
+    drafted, accepted = compare(plain, betting, beside_grammars())
+    assert 0 < accepted < drafted
+
+
+def ended(live: Live, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text of a stream that fails, and its error, which the reply in one piece is too."""
+    lines = live.post(TEXT, {"model": live.name, **body, "stream": True}).text.split("\n\n")
+    *parts, last = [strict(line.removeprefix("data: ")) for line in lines if line]
+    assert all(c["finish_reason"] is None for part in parts for c in part["choices"])
+    error = last["error"]
+    whole = live.post(TEXT, {"model": live.name, **body})
+    assert (whole.status_code, error_of(whole)) == (400, error)
+    return "".join(c["text"] for part in parts for c in part["choices"]), error
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("more", [{}, {"stop": ["yzx!", "z9"]}, {"logprobs": 1}], ids=str)
+def test_a_dead_end_is_the_same(
+    length: int, more: dict[str, Any], plain: Live, betting: Live
+) -> None:
+    """A form that other options leave no way on, behind some tokens that drafts foresee."""
+    body: dict[str, Any] = {
+        "prompt": "xyzxyz xyzxyz", "structured_outputs": {"regex": "(xyz){2}[0-9]"}, "seed": 1,
+        "allowed_token_ids": letters("xyz"), "max_tokens": 20, **more,
+    }  # fmt: skip
+    before = betting.llm.llm.engine.stats.verify_steps
+    expected = ended(plain, body)
+    own = {"num_speculative_tokens": length} if length else {"enabled": False}
+    assert ended(betting, {**body, "speculation": own}) == expected
+    text, error = expected
+    assert text == "xyzxyz"
+    assert (error["code"], error["param"]) == ("no_token_left", "structured_outputs")
+    assert (betting.llm.llm.engine.stats.verify_steps > before) == bool(length)
+    betting.survives()
+    plain.survives()
 
 
 @pytest.fixture(scope="module")
