@@ -234,7 +234,8 @@ from tests.sampling.test_grammar_processes import DENSE, WORDS, processes
 from wager.sampling import grammar
 from wager.sampling.grammar import prepare
 import threading
-grammar.LIMITS = grammar.Limits(compile_s=0.7)
+# What it does not find is time alone.
+grammar.LIMITS = grammar.Limits(compile_s=0.7, memory=1 << 29)
 prepare(TOKENIZER, (EOS,), WORDS)
 threading.Thread(target=lambda: prepare(TOKENIZER, (EOS,), DENSE), daemon=True).start()
 while len(processes(TOKENIZER)) < 3:

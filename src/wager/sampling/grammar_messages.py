@@ -49,7 +49,7 @@ class Limits:
     compile_s: float = 1.5
     burst_s: float = 0.3
     steady_s: float = 0.01
-    memory: int = 96 << 20
+    memory: int = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
