@@ -66,6 +66,11 @@ def busy(make_llm: Callable[..., LLM]) -> Service:
         while llm.engine.has_work():
             llm.engine.step()
             snapshot = Snapshot.of(llm.engine, snapshot)
+    # Whether the controller drafts depends on the clock: here it has, and some was accepted.
+    assert llm.engine.bets is not None
+    llm.engine.bets.controller.decisions.count("bet", [4])
+    llm.engine.stats.record_draft("suffix", 4, 2, 3)
+    snapshot = Snapshot.of(llm.engine, snapshot)
     of.llm.snapshot = snapshot  # type: ignore[misc]
     of.metrics.refused(429)
     now = 10.0

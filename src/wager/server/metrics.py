@@ -168,8 +168,10 @@ class ServerMetrics:
             "request_success", "Requests that are over, by why they ended.",
             {(reason,): n for reason, n in self._ended.items()}, ("finished_reason",),
         )  # fmt: skip
-        yield family.counter("prompt_tokens", "Prompt tokens of requests that are over.",
-                             one(self._prompt_tokens))  # fmt: skip
+        yield family.counter(
+            "prompt_tokens", "Prompt tokens of requests that are over and had a token.",
+            one(self._prompt_tokens),
+        )  # fmt: skip
         yield family.counter(
             "prompt_tokens_cached", "Those of them that came from the prefix cache.",
             one(self._cached_tokens),
