@@ -219,3 +219,17 @@ def test_options_that_leave_no_token_end_their_request_alone(
     assert (found[1].text, found[2].text) == ("", "aaa")
     assert len(found[2].accepted_flags) == len(found[2].token_ids) == 3
     assert llm.engine.pool.in_use == 0
+
+
+@pytest.mark.parametrize("temperature", [1e50, 1e308])
+def test_a_huge_temperature_beside_a_mask(make_llm: Callable[..., LLM], temperature: float) -> None:
+    """What is picked is what is allowed, and the next step can be fed with it."""
+    llm = make_llm()
+    for allowed in ((5,), (6,), (7,), (8,), (4, 9, 130)):
+        params = SamplingParams(
+            temperature=temperature, seed=1, max_tokens=6, ignore_eos=True,
+            allowed_token_ids=allowed,
+        )  # fmt: skip
+        plain, _ = twin(llm, ngram(3, low=1), [5, 6, 7], params)
+        assert len(plain.token_ids) == 6
+        assert set(plain.token_ids) <= set(allowed)
