@@ -19,9 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT, Aim, Result, Store, at_least, ratio, table
+from benchmarks.results import Aim, Result, Store, at_least, ratio, run_module, table
 from wager.bench.workloads.generated import RECIPES
 
 WARM = 50
@@ -85,16 +82,11 @@ def measure(store: Store, workloads: Sequence[str]) -> Result:
 def _measure(run: Run, workloads: Sequence[str]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
-        command = [
-            sys.executable, "-m", "wager", "bench", "smollm2-135m", "--weights", run.weights,
+        run_module(
+            "wager", "bench", "smollm2-135m", "--weights", run.weights,
             "--workload", run.only or ",".join(workloads), "--arms", ",".join(["plain", *run.arms]),
             "--max-model-len", "2048", "--json", str(file), *run.options,
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+        )  # fmt: skip
         found = json.loads(file.read_text())
     cells = [{key: cell[key] for key in KEPT} for cell in found["cells"]]
     # `--warm` measures cold cells beside the warm ones; another run has those.

@@ -67,8 +67,8 @@ def say(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
-def child(module: str, *arguments: str, **environ: str) -> Result:
-    """Run a module in a fresh process; its last line is a JSON object."""
+def run_module(module: str, *arguments: str, **environ: str) -> str:
+    """Run a module in a fresh process; returns what it prints."""
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
         command,
@@ -80,7 +80,12 @@ def child(module: str, *arguments: str, **environ: str) -> Result:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    return done.stdout
+
+
+def child(module: str, *arguments: str, **environ: str) -> Result:
+    """Run a module in a fresh process; its last line is a JSON object."""
+    return dict(json.loads(run_module(module, *arguments, **environ).strip().splitlines()[-1]))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -3,6 +3,7 @@
 
 namespace nb = nanobind;
 
+void bind_allocate(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_select(nb::module_& m);
 void bind_ngram(nb::module_& m);
@@ -11,6 +12,7 @@ void bind_suffix(nb::module_& m);
 void bind_probe(nb::module_& m);
 
 NB_MODULE(_native, m) {
+    bind_allocate(m);
     bind_kernels(m);
     bind_select(m);
     bind_ngram(m);

@@ -46,6 +46,13 @@ class ScriptedPool:
     blocks: int = 7
 
 
+@dataclass
+class ScriptedBets:
+    """Made anew by every `set_speculation`, with a controller that knows nothing."""
+
+    controller: object = field(default_factory=object)
+
+
 class ScriptedEngine:
     """Gives each request one token per step until its max_tokens; writes down the load."""
 
@@ -57,6 +64,7 @@ class ScriptedEngine:
         self.stats = ScriptedStats()
         self.pool = ScriptedPool()
         self.config = EngineConfig()
+        self.bets: ScriptedBets | None = None
 
     def add_request(
         self, ids: list[int], params: SamplingParams, request_id: str, cache_salt: str = ""
@@ -108,6 +116,7 @@ class ScriptedLLM:
 
     def set_speculation(self, speculation: SpeculationConfig | None) -> None:
         self.calls.append(speculation)
+        self.engine.bets = None if speculation is None else ScriptedBets()
 
     def reset_caches(self) -> None:
         self.calls.append("reset")
@@ -274,3 +283,18 @@ def test_a_chat_without_a_template_is_refused() -> None:
     asked = [Prompt("rename-00", SamplingParams(max_tokens=1), messages=(("user", "ab"),))]
     with pytest.raises(ConfigError, match="workload: rename is a chat"):
         list(stream(llm, asked, 1))
+
+
+def test_an_arm_s_controller_goes_on_from_start_to_start() -> None:
+    """As in a server; each arm has its own."""
+    llm = ScriptedLLM()
+    backend = EngineBackend(llm)  # type: ignore[arg-type]
+    plain, one, other = parse_arms("plain,ngram:k=4,suffix")
+    seen = []
+    for arm in (plain, one, other, other, one, plain):
+        backend.start(arm)
+        seen.append(llm.engine.bets and llm.engine.bets.controller)
+    assert seen[0] is seen[5] is None
+    assert seen[1] is seen[4]
+    assert seen[2] is seen[3]
+    assert seen[1] is not seen[2]

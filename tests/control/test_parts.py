@@ -14,7 +14,7 @@ from wager.bench.worlds import H100, TWO_CORES, Device
 from wager.drafters.base import DrafterNeeds, DraftQuery
 from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import CREDIT, ERROR, LossAccount, savings
-from wager.engine.control.allocate import MARGIN, Batch, Offer, allocate
+from wager.engine.control.allocate import MARGIN, Batch, Offer, allocate, choose, chooser
 from wager.engine.control.base import Candidate, StepView
 from wager.engine.control.noloss import NoLoss
 from wager.engine.control.times import StepTimes
@@ -193,22 +193,20 @@ def test_a_table_of_one_request_tells_the_steps_of_many(device: Device) -> None:
     for requests, context in itertools.product((1, 4, 16), (64, 300, 3000)):
         kv = requests * context
         assert times.plain(requests, kv) == pytest.approx(device.ms(requests, kv, kv), rel=0.02)
-        drafted = np.array([1.0, 4.0, 16.0])
-        found = times.verify(requests, kv, drafted, drafted * context)
-        expected = [device.ms(requests + int(d), kv, kv + d * context) for d in drafted]
-        assert list(found) == pytest.approx(expected, rel=0.03)
+        found = [times.verify(requests, kv, n, n * context) for n in (1, 4, 16)]
+        expected = [device.ms(requests + n, kv, kv + n * context) for n in (1, 4, 16)]
+        assert found == pytest.approx(expected, rel=0.03)
 
 
 def test_steps_that_take_longer_are_learnt_apart_and_together() -> None:
     times = StepTimes(table(TWO_CORES))
     plain = times.plain(1, 300)
-    one, context = np.array([8.0]), np.array([2400.0])
-    verify = float(times.verify(1, 300, one, context)[0])
+    verify = times.verify(1, 300, 8, 2400)
     for _ in range(300):
         times.record_plain(1, 300, 1.2 * plain)
-        times.record_verify(1, float(times.verify(1, 300, one, context)[0]), 8, 1.8 * verify)
+        times.record_verify(1, times.verify(1, 300, 8, 2400), 8, 1.8 * verify)
     assert times.plain(1, 300) == pytest.approx(1.2 * plain, rel=0.03)
-    assert float(times.verify(1, 300, one, context)[0]) == pytest.approx(1.8 * verify, rel=0.03)
+    assert times.verify(1, 300, 8, 2400) == pytest.approx(1.8 * verify, rel=0.03)
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.4])
@@ -218,12 +216,11 @@ def test_what_a_plain_step_takes_is_told_by_plain_steps_alone(factor: float) -> 
     for _ in range(10):
         times.record_plain(1, 300, times.plain(1, 300))
     before = times.plain(1, 300)
-    one, context = np.array([8.0]), np.array([2400.0])
-    true = factor * float(times.verify(1, 300, one, context)[0])
+    true = factor * times.verify(1, 300, 8, 2400)
     for _ in range(200):
-        times.record_verify(1, float(times.verify(1, 300, one, context)[0]), 8, true)
+        times.record_verify(1, times.verify(1, 300, 8, 2400), 8, true)
     assert times.plain(1, 300) == before
-    assert float(times.verify(1, 300, one, context)[0]) == pytest.approx(true, rel=0.02)
+    assert times.verify(1, 300, 8, 2400) == pytest.approx(true, rel=0.02)
 
 
 def test_one_odd_step_changes_little() -> None:
@@ -245,9 +242,8 @@ def test_without_a_table_nothing_is_known() -> None:
 
 def test_beside_prompts_draft_rows_cost_what_further_rows_cost() -> None:
     times = StepTimes(table(TWO_CORES))
-    drafted, attended = np.array([8.0]), np.array([0.0])
-    alone = float(times.verify(1, 0, drafted, attended)[0]) - times.plain(1, 0)
-    beside = float(times.verify(1, 0, drafted, attended, 200)[0]) - times.plain(1, 0)
+    alone = times.verify(1, 0, 8, 0) - times.plain(1, 0)
+    beside = times.verify(1, 0, 8, 0, beside=200) - times.plain(1, 0)
     slope = (TWO_CORES.rows[32] - TWO_CORES.rows[17]) / 15
     assert beside == pytest.approx(8 * slope, rel=0.1)
     assert beside > alone
@@ -365,13 +361,44 @@ def test_the_allocation_is_the_best_there_is(seed: int) -> None:
 
 def _pace(lengths, offers, batch, times) -> float:  # type: ignore[no-untyped-def]
     tokens = batch.requests + sum(sum(o.survival[:n]) for o, n in zip(offers, lengths, strict=True))
-    drafted = np.array([float(sum(lengths))])
-    ms = (
-        times.plain(3, 300)
-        if not drafted[0]
-        else float(times.verify(batch.requests, batch.kv_tokens, drafted, drafted * 100)[0])
-    )
-    return float(tokens / ms)
+    drafted = sum(lengths)
+    if not drafted:
+        return float(tokens / times.plain(3, 300))
+    return float(tokens / times.verify(batch.requests, batch.kv_tokens, drafted, drafted * 100))
+
+
+def test_the_extension_chooses_as_the_python_form_does() -> None:
+    chance = Random(5)
+    native, bets, none = chooser(), 0, 0
+    assert native is not choose
+    for device, count in itertools.product((TWO_CORES, H100), (1, 2, 5, 40)):
+        times = StepTimes(table(device))
+        times.record_plain(3, 300, 1.1 * times.plain(3, 300))
+        times.record_verify(3, 10.0, 9, 12.5)
+        for case in range(60):
+            scale = chance.choice((0.02, 0.3, 1.0))
+            survival = [
+                list(itertools.accumulate(chance.random() for _ in range(chance.randint(0, 17))))
+                for _ in range(count)
+            ]
+            survival = [
+                sorted((s / len(one) * scale for s in one), reverse=True) for one in survival
+            ]
+            contexts = [chance.randint(1, 3000) for _ in range(count)]
+            most = max(min(sum(map(len, survival)), chance.choice((3, 1000))), 1)
+            if not any(survival):
+                continue
+            curve = times.curve(count, sum(contexts), (1, most), beside=7 * (case % 2))
+            plain = times.plain(count, sum(contexts))
+            room = chance.choice((0.01, 0.3, 2.0, 50.0))
+            rest = (count, most, plain, chance.choice((0.0, 1.0)), room, MARGIN)
+            ours = native(survival, contexts, *curve, *rest)
+            theirs = choose(survival, contexts, *curve, *rest)
+            assert ours[0] == theirs[0]
+            assert ours[1:] == pytest.approx(theirs[1:], rel=1e-9, abs=1e-12)
+            bets += bool(ours[0])
+            none += not ours[0]
+    assert min(bets, none) > 50
 
 
 def test_the_account_bounds_what_is_risked() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
+from wager.bench.simulate import Simulation
 from wager.bench.worlds import (
     DEVICES,
     H100,
@@ -18,6 +20,7 @@ from wager.bench.worlds import (
     steady,
     trap,
 )
+from wager.engine.control.base import StepResult, StepView
 
 RULES = {
     "never": never,
@@ -55,4 +58,16 @@ def world(name: str, device: Device, clients=1, factor: float = 1.0, **more) -> 
     return World(name=name, told=device, rule=RULES[name], **more)
 
 
-__all__ = ["DEVICES", "H100", "RULES", "TWO_CORES", "burst", "clock_drop", "world"]
+def paused_look(simulation: Simulation, ms: float) -> None:
+    """One step, in which the machine pauses while drafts are looked for."""
+    settle = simulation.controller.settle
+
+    def paused(step: StepView, result: StepResult) -> None:
+        settle(step, replace(result, betting=result.betting + ms))
+
+    simulation.controller.settle = paused  # type: ignore[method-assign]
+    simulation.run(1)
+    simulation.controller.settle = settle  # type: ignore[method-assign]
+
+
+__all__ = ["DEVICES", "H100", "RULES", "TWO_CORES", "burst", "clock_drop", "paused_look", "world"]

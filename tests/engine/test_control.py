@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.control.cheap import cheapen
+from tests.control.cheap import Cheap, cheapen
 from tests.recipes import ngram, prompts, recipe, run_all
 from wager import LLM, SamplingParams
+from wager.engine.bets import Bets
 from wager.engine.control.noloss import NoLoss
 from wager.errors import RequestError
 
@@ -100,6 +101,31 @@ def test_what_is_never_right_costs_a_few_drafts(make_cheap: Callable[..., LLM]) 
     counts = llm.engine.stats.counts
     assert counts.drafted < 0.05 * counts.committed
     assert controller(llm).decisions.reasons.total() > 300
+
+
+def test_steps_of_rest_may_be_told_together(
+    make_cheap: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller comes to the same as if it had been asked, and told, step by step."""
+    asked: list[int] = []
+    looks = NoLoss.looks
+    monkeypatch.setattr(Cheap, "look_ms", 0.4)
+    monkeypatch.setattr(NoLoss, "looks", lambda *a: (asked.append(1), looks(*a))[1])
+    found = []
+    for together in (True, False):
+        if not together:
+            monkeypatch.setattr(Bets, "_rest", lambda self, works: None)
+        asked.clear()
+        setting = {**recipe("Garbage", 8, constant=5), "controller": "on"}
+        llm = make_cheap(max_num_seqs=3, speculation=setting)
+        run_all(llm, requests(9, tokens=200, temperature=1.0))
+        one = controller(llm)
+        found.append((len(asked), one.decisions.reasons, one.account.balance, one.account.gained))
+    (few, *together_told), (many, *told) = found
+    assert together_told[0] == told[0]
+    assert together_told[1:] == pytest.approx(told[1:], abs=0.001)
+    assert together_told[0].total() == many
+    assert many - few > 50
 
 
 def test_rejection_is_controlled_too(make_cheap: Callable[..., LLM]) -> None:
@@ -195,5 +221,7 @@ def test_a_drafter_that_breaks_stops_no_bets(make_cheap: Callable[..., LLM]) -> 
     }  # fmt: skip
     llm = make_cheap(max_num_seqs=4, speculation=setting)
     run_all(llm, requests(8))
-    assert llm.engine.stats.drafter_failures > 0
+    drafters = llm.engine.drafters
+    assert drafters is not None
+    assert llm.engine.stats.drafter_failures == drafters.failures > 0
     assert llm.engine.stats.by_source["ngram"].drafted > 0

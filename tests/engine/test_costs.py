@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wager.engine.costs import ROWS, StepCosts
+from wager.engine.costs import ROWS, Cell, StepCosts
 
 
 def linear(rows: int, context: int) -> float:
@@ -25,6 +25,20 @@ def test_the_start_measures_every_row_count_and_stays_in_its_budget() -> None:
     costs.measure_start(room=4096, budget_s=0.01)
     assert set(costs.table(64)) <= set(ROWS)
     assert all(rows + context <= 4096 for rows, context in calls)
+
+
+def test_a_busy_machine_at_an_earlier_start_misleads_nobody() -> None:
+    calls = 0
+
+    def run(rows: int, context: int) -> float:
+        nonlocal calls
+        calls += 1
+        return linear(rows, context) * (3.0 if calls % 4 == 0 else 1.0)
+
+    costs = StepCosts(run, {(17, 64): Cell(400.0), (1, 64): Cell(11.0, 4)})
+    costs.measure_start(room=4096, budget_s=0.5)
+    assert costs.table(64) == {1: 11.0, **{r: linear(r, 64) for r in ROWS[1:]}}
+    assert costs.cells[1, 64].count == 4
 
 
 def test_a_short_context_is_measured_within_its_room() -> None:

@@ -23,6 +23,8 @@ from wager.speculation import SpeculationConfig
 from wager.types import RequestOutput
 
 if TYPE_CHECKING:
+    from wager.engine.bets import Bets
+    from wager.engine.control.base import Controller
     from wager.engine.llm import LLM
 
 _STEP_ROUNDS: Final = 3
@@ -44,7 +46,8 @@ class _Open:
 
 
 class EngineBackend:
-    """Nothing is carried over from one start to the next but the weights."""
+    """Nothing is carried over from one start to the next but the weights, and what the controller
+    of an arm learnt: as in a server that goes on, it knows no text, but what drafts are worth."""
 
     name = "own"
     fresh_start_is_cheap = True
@@ -53,6 +56,7 @@ class EngineBackend:
         self._llm = llm
         self._ids: dict[str, list[int]] = {}
         self._numbers = count()
+        self._controllers: dict[str, Controller] = {}
 
     def check(self, arm: Arm) -> str:
         said, config = check_arm(arm), _config(arm)
@@ -67,12 +71,21 @@ class EngineBackend:
         config = _config(arm)
         self._llm.set_speculation(config)
         self._llm.reset_caches()
+        bets = self._llm.engine.bets
+        if bets is not None:
+            if arm.name not in self._controllers:
+                self._controllers[arm.name] = self.controller(arm, bets)
+            bets.controller = self._controllers[arm.name]
         self._llm.engine.stats.reset()
         return Started(
             version=__version__,
             kv_tokens=self._llm.engine.pool.blocks * self._llm.engine.config.block_size,
             effective={} if config is None else config.values(),
         )
+
+    def controller(self, arm: Arm, bets: Bets) -> Controller:
+        """The controller of an arm, at its first start."""
+        return bets.controller
 
     def stream(self, prompts: Sequence[Prompt], load: Load) -> Iterator[Answer]:
         """See `wager.backend.Backend`. What fills the load hits no prefix of a counted request."""

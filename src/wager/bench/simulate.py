@@ -135,6 +135,9 @@ class Simulation:
         self._drafters = Drafters([GuardedDrafter(self._text, VOCABULARY, _SOURCE)])
         self._running: list[_Request] = []
         self._numbers = 0
+        self._resting = 0
+        self._rest_ms: list[float] = []
+        self._rested: dict[int, list[int]] = {}
         self.controller: Controller
         if k is not None:
             self.controller = FixedLength(k, evenly=False)
@@ -161,8 +164,10 @@ class Simulation:
             rows=MOST_ROWS,
             candidates=[c for r in running if (c := _candidate(r)) is not None],
         )
-        self._text.searched = 0
-        looks = self.controller.looks(replace(view, candidates=()))
+        if self._resting and [r.number for r in running] != list(self._rested):
+            self._wake()
+        rests, self._text.searched = self._resting > 0, 0
+        looks = not rests and self.controller.looks(replace(view, candidates=()))
         if not looks:
             view = replace(view, candidates=())
         drafts = self.controller.draft(view, self._drafters) if looks else []
@@ -176,6 +181,9 @@ class Simulation:
         plain = device.ms(len(running), view.kv_tokens, view.kv_tokens)
         noise = self._chance.gauss(0.0, world.noise) if world.noise else 0.0
         step = device.ms(len(running) + drafted, view.kv_tokens, attended) * (1.0 + noise)
+        often, pause = world.pauses
+        if often and self._chance.random() < often:
+            step += pause
         search = world.search_ms * self._text.searched
         self.trace.ms.append(step + search)
         self.trace.plain_ms.append(plain)
@@ -184,12 +192,35 @@ class Simulation:
         self.trace.drafted.append(drafted)
         for request in running:
             request.tokens += len(committed[request.number])
-        self.controller.settle(view, StepResult(step + search, search, drafted, committed))
-        for request in [r for r in running if r.tokens >= r.ends]:
+        if rests:
+            self._resting -= 1
+            self._rest_ms.append(step)
+            for number, tokens in committed.items():
+                self._rested[number] += tokens
+        else:
+            rows = {number: len(d.tokens) for number, d in by_number.items() if d.tokens}
+            self.controller.settle(view, StepResult((step,), search, rows, committed))
+            self._resting = self.controller.resting
+            self._rested = {r.number: [] for r in running}
+        ended = [r for r in running if r.tokens >= r.ends]
+        if ended or not self._resting:
+            self._wake()
+        for request in ended:
             self._end(request)
+
+    def _wake(self) -> None:
+        """Tell the controller of the steps that it was not asked about, as the engine does."""
+        steps, self._rest_ms, self._resting = self._rest_ms, [], 0
+        if not steps:
+            return
+        size = len(self._rested)
+        known = sum(self._text.requests[n].tokens for n in self._rested)
+        view = StepView(size, known - size * (len(steps) // 2), prompt_rows=0, rows=0)
+        self.controller.settle(view, StepResult(steps, 0.0, {}, self._rested))
 
     def _fill(self, clients: int) -> None:
         while len(self._running) > clients:
+            self._wake()
             self._end(self._running[-1])
         while len(self._running) < clients:
             number = self._numbers

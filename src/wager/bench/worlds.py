@@ -148,3 +148,5 @@ class World:
     prompt: int = 300
     answer: int = 400
     noise: float = 0.0
+    pauses: tuple[float, float] = (0.0, 0.0)
+    """(share of the steps, milliseconds): others use the machine meanwhile, drafts or not."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from wager.checks import choice, whole
+from wager.cli import options
 from wager.cli.files import check_writable
 from wager.drafters.memory_options import MAX_BYTES, MIN_BYTES
 from wager.errors import ConfigError
@@ -35,12 +36,6 @@ Form = Annotated[
     typer.Option("--form", help="Of the sources: text, log, or auto, by their names (.jsonl, "
                                 ".json, .ndjson and .log are logs)."),
 ]  # fmt: skip
-Tokenizer = Annotated[
-    str,
-    typer.Option("--tokenizer", metavar="MODEL", show_default=False,
-                 help="Whose tokens: a pulled name, a directory, a GGUF file or a name on the "
-                      "hub. No weights are read."),
-]  # fmt: skip
 MaxSize = Annotated[
     str,
     typer.Option("--max-size", metavar="SIZE",
@@ -57,7 +52,7 @@ memory = typer.Typer(
 def build(
     file: File,
     sources: Sources,
-    tokenizer: Tokenizer,
+    tokenizer: options.Tokenizer,
     form: Form = "auto",
     max_size: MaxSize = _DEFAULT_SIZE,
 ) -> None:

@@ -23,6 +23,12 @@ ModelName = Annotated[
         metavar="MODEL", help="A pulled name, a directory in Hugging Face layout, or a GGUF file."
     ),
 ]
+Tokenizer = Annotated[
+    str,
+    typer.Option("--tokenizer", metavar="MODEL", show_default=False,
+                 help="Whose tokens: a pulled name, a directory, a GGUF file or a name on the "
+                      "hub. No weights are read."),
+]  # fmt: skip
 Weights = Annotated[
     str, typer.Option("--weights", help="auto, f32, int8 or int4.", rich_help_panel=ENGINE)
 ]

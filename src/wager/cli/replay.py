@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from wager.arms import Arm, parse_arms
+from wager.cli import options
 from wager.cli.bench_options import numbers_of_clients
 from wager.cli.files import check_writable, write
 from wager.cli.status import INTERRUPTED
@@ -29,12 +30,6 @@ Logs = Annotated[
                    help="Recorded requests and answers: JSON lines, or a log of vLLM or "
                         "llama-server; .gz too; - for standard input. docs/replay.md lists the "
                         "shapes."),
-]  # fmt: skip
-Tokenizer = Annotated[
-    str,
-    typer.Option("--tokenizer", metavar="MODEL", show_default=False,
-                 help="Whose tokens: a pulled name, a directory, a GGUF file or a name on the "
-                      "hub. No weights are read."),
 ]  # fmt: skip
 Arms = Annotated[
     str | None,
@@ -85,7 +80,7 @@ JsonFile = Annotated[
 
 
 def replay(
-    tokenizer: Tokenizer,
+    tokenizer: options.Tokenizer,
     logs: Logs = None,
     arms: Arms = None,
     engine: Engine = "own",

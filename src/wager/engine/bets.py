@@ -33,17 +33,20 @@ class Bets:
         self.config = config
         self.drafters = drafters
         self._scheduler = scheduler
-        self._times = times
+        self.times = times
         self.controller: Controller = self._fresh()
         self._step = StepView(0, 0, 0, 0)
         self._seconds = 0.0
         self._settling = 0.0  # what closing the last step took: it belongs to the next one
-        self._before = (0.0, 0)
+        self._resting = 0  # steps in which the controller need not be asked
+        self._rested: list[float] = []  # milliseconds of those that it was not told about
+        self._resters: list[tuple[Sequence, int]] = []  # their requests, and tokens before
+        self._reported = (0.0, 0)  # seconds and failures of the drafters
         self._gone: list[int] = []  # ended, the controller not yet told
 
     def _fresh(self) -> Controller:
         if self.config.controller == "on":
-            return NoLoss(self.config, self._times)
+            return NoLoss(self.config, self.times)
         evenly = self.drafters.needs_blocks or self.config.verify != "match"
         return FixedLength(self.config.num_speculative_tokens, evenly)
 
@@ -54,12 +57,18 @@ class Bets:
 
     def rows(self) -> int:
         """How many rows of the next step drafts will want."""
+        if self._resting:
+            return 0
         return self.controller.rows(sum(1 for s in self._scheduler.running if s.decoding))
 
     def draft(self, works: list[Work]) -> None:
         """Attach to the step's requests what is to be verified."""
+        self._seconds = 0.0
+        if self._resting and works and len(works) == len(self._resters) and works[-1].decoding:
+            # Nothing is bet for a while: such a step must cost next to nothing.
+            return
         started = time.perf_counter()
-        self._before = (self.drafters.seconds, self.drafters.failures)
+        self._wake()
         decoding = [w for w in works if w.decoding]
         self._step = StepView(
             requests=len(decoding),
@@ -100,21 +109,52 @@ class Bets:
     def settle(self, works: Items[Work], total: float) -> tuple[float, int]:
         """Close the step that took ``total`` seconds: (seconds of the drafters in it, requests
         that one of them was switched off for)."""
+        if self._resting:
+            self._resting -= 1
+            self._rested.append(1e3 * total)
+            if not self._gone:
+                return 0.0, 0
         started = time.perf_counter()
-        committed = {w.sequence.number: w.committed for w in works if w.decoding and w.committed}
-        result = StepResult(
-            total=1e3 * (total + self._settling),
-            betting=1e3 * (self._seconds + self._settling),
-            drafted=sum(len(w.draft.tokens) for w in works),
-            committed=committed,
-        )
-        self.controller.settle(self._step, result)
+        if self._rested:
+            self._rested[-1] -= 1e3 * self._seconds
+            self._wake()
+        else:
+            result = StepResult(
+                steps=(1e3 * (total - self._seconds),),
+                betting=1e3 * (self._seconds + self._settling),
+                drafted={w.sequence.number: len(w.draft.tokens) for w in works if w.draft.tokens},
+                committed=_committed(works, decoding=True),
+                started=_committed(works, decoding=False),
+            )
+            self.controller.settle(self._step, result)
+            if self.controller.resting and not self._gone:
+                self._rest(works)
         for number in self._gone:
             self.controller.release(number)
         self._gone.clear()
         self._settling = time.perf_counter() - started
-        seconds, failures = self._before
-        return self.drafters.seconds - seconds, self.drafters.failures - failures
+        before, self._reported = self._reported, (self.drafters.seconds, self.drafters.failures)
+        return self._reported[0] - before[0], self._reported[1] - before[1]
+
+    def _rest(self, works: Items[Work]) -> None:
+        """Leave the controller alone while these requests go on."""
+        if works and all(w.decoding for w in works):
+            self._resting = self.controller.resting
+            self._resters = [(w.sequence, len(w.sequence.tokens)) for w in works]
+
+    def _wake(self) -> None:
+        """Tell the controller of the steps that it was not told about."""
+        rested, self._rested = self._rested, []
+        self._resting = 0
+        if not rested:
+            return
+        size = len(self._resters)
+        before = sum(length for _, length in self._resters)
+        step = StepView(size, before + size * (len(rested) // 2), prompt_rows=0, rows=0)
+        betting = 1e3 * (self._seconds + self._settling)
+        self._settling = 0.0
+        committed = {s.number: s.tokens[length:] for s, length in self._resters}
+        self.controller.settle(step, StepResult(rested, betting, {}, committed))
 
     def _candidate(self, work: Work) -> Candidate | None:
         sequence = work.sequence
@@ -167,3 +207,7 @@ class Bets:
             sequence.observed = request.prompt_length
         self.drafters.observe(sequence.number, sequence.tokens[sequence.observed : size])
         sequence.observed = size
+
+
+def _committed(works: Items[Work], decoding: bool) -> dict[int, list[int]]:
+    return {w.sequence.number: w.committed for w in works if w.decoding == decoding and w.committed}

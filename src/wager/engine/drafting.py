@@ -120,7 +120,10 @@ class GuardedDrafter:
             self._spent(started, [])
 
     def clear(self) -> None:
-        self.drafter.clear()
+        try:
+            self.drafter.clear()
+        except Exception as error:
+            log.warning("the drafter failed to forget: %s: %s", type(error).__name__, error)
 
     def close(self) -> None:
         try:

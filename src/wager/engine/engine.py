@@ -1,7 +1,7 @@
 """The step loop.
 
-    scheduler.plan -> controller.draft (asks the drafters) -> target.forward -> verify
-    -> truncate what was refused -> drafters observe -> the controller settles
+    scheduler.plan -> controller.looks, drafters observe, controller.draft (asks them)
+    -> target.forward -> verify -> truncate what was refused -> the controller settles
     -> tokens to the streams
 
 Knows neither text (the sequence's state does) nor which drafting method it has.

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from wager.config import EngineConfig, SamplingParams
+from wager.engine.costs import CHECK_BUDGET_S, START_BUDGET_S
 from wager.engine.engine import Engine
 from wager.errors import ConfigError, RequestError, WagerError
 from wager.models.load import Model, load_model
@@ -197,9 +198,9 @@ class LLM:
 
     def _load_costs(self) -> None:
         costs = self.engine.costs
-        if not costs.load(self._costs_path):
-            costs.measure_start(self.engine.max_model_len)
-            costs.save(self._costs_path)
+        budget = CHECK_BUDGET_S if costs.load(self._costs_path) else START_BUDGET_S
+        costs.measure_start(self.engine.max_model_len, budget)
+        costs.save(self._costs_path)
 
 
 class Collector:

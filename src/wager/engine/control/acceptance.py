@@ -114,6 +114,7 @@ class _Proposal:
     own: _Own
     counts: _Counts
     chances: list[float]
+    drawn: bool
     right: int = 0
     verified: int = 0
     """Its tokens that were verified in the step that is being committed."""
@@ -178,9 +179,21 @@ class Acceptance:
         # A drawn token that is not verified is not told by what the sampler picks.
         tokens = draft.tokens if draft.distributions is None else draft.tokens[:verified]
         chances = counts.estimates()[0]
-        one.awaited.append(_Proposal(tokens, method, own, counts, chances, verified=verified))
+        drawn = draft.distributions is not None
+        one.awaited.append(
+            _Proposal(tokens, method, own, counts, chances, drawn, verified=verified)
+        )
         if len(one.awaited) > SHADOWS:
             one.awaited.pop(0)
+
+    def cut(self, request: int, verified: int) -> None:
+        """Of the draft that was to be verified in this step only so many tokens were."""
+        one = self._requests.get(request)
+        for proposal in one.awaited if one else ():
+            if proposal.verified > verified:
+                proposal.verified = verified
+                if proposal.drawn:
+                    proposal.tokens = proposal.tokens[:verified]
 
     def commit(self, request: int, tokens: Sequence[int]) -> None:
         """Score what is awaited against what was committed."""

@@ -7,13 +7,14 @@ the one with the most expected tokens per millisecond is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from wager.engine.control.times import F64, StepTimes
+from wager.engine.control.times import F64, Curve, StepTimes
 from wager.types import Draft
 
 MARGIN: Final = 0.02
@@ -79,7 +80,7 @@ class Allocation:
         return sum(self.lengths)
 
 
-def verify_ms(times: StepTimes, batch: Batch, drafted: F64, attended: F64) -> F64:
+def verify_ms(times: StepTimes, batch: Batch, drafted: int, attended: float) -> float:
     """Milliseconds of the batch with ``drafted`` rows more, without those of its prompts."""
     return times.verify(batch.requests, batch.kv_tokens, drafted, attended, batch.prompt_rows)
 
@@ -91,33 +92,71 @@ def allocate(
 
     ``spent_ms`` is what finding the drafts took; it is lost in any case, but a bet has to pay it.
     """
-    owners = np.array([i for i, o in enumerate(offers) for _ in o.survival], np.int64)
-    survival = np.array([s for o in offers for s in o.survival])
-    if not len(survival) or rows < 1:
+    drafted = min(sum(len(o.survival) for o in offers), rows)
+    if drafted < 1:
         return Allocation()
-    order = np.argsort(-survival, kind="stable")[:rows]
-    contexts = np.array([o.context for o in offers], np.float64)[owners[order]]
-    drafted = np.arange(1.0, len(order) + 1.0)
-    tokens = batch.requests + np.cumsum(survival[order])
-    ms = verify_ms(times, batch, drafted, np.cumsum(contexts))
-    cost = (ms + spent_ms) / batch.plain_ms
-    gain = tokens / batch.requests - cost
-    pace = tokens / cost
+    curve = times.curve(batch.requests, batch.kv_tokens, (1, drafted), batch.prompt_rows)
+    lengths, *figures = chooser()(
+        [o.survival for o in offers],
+        [o.context for o in offers],
+        *curve,
+        batch.requests,
+        drafted,
+        batch.plain_ms,
+        spent_ms,
+        room,
+        MARGIN,
+    )
+    return Allocation(tuple(lengths), *figures)
+
+
+Choice: TypeAlias = tuple[list[int], float, float, float, float, float]
+"""(length by offer, gain, risk, tokens, ms, wanted), as in `Allocation`."""
+
+
+@cache
+def chooser() -> Callable[..., Choice]:
+    """`choose` of the C++ extension, or its Python form where that was not built."""
+    try:
+        from wager._native import allocate as native
+    except ImportError:
+        return choose
+    return native  # type: ignore[no-any-return]
+
+
+def choose(
+    survival: Sequence[Sequence[float]],
+    contexts: Sequence[int],
+    table_rows: F64,
+    table_ms: F64,
+    terms: tuple[float, float, float, float],
+    correction: tuple[float, ...],
+    requests: int,
+    most: int,
+    plain_ms: float,
+    spent_ms: float,
+    room: float,
+    margin: float,
+) -> Choice:
+    """`allocate` over plain numbers; by the last four it is decided what is worth its risk."""
+    owners = np.array([i for i, s in enumerate(survival) for _ in s], np.int64)
+    chances = np.array([one for s in survival for one in s])
+    order = np.argsort(-chances, kind="stable")[:most]
+    attended = np.cumsum(np.array(contexts, np.float64)[owners[order]])
+    tokens = requests + np.cumsum(chances[order])
+    curve = Curve(table_rows, table_ms, terms, correction)
+    ms = curve.ms(requests + np.arange(1.0, len(order) + 1.0), attended)
+    cost = (ms + spent_ms) / plain_ms
+    gain, pace = tokens / requests - cost, tokens / cost
     best = int(np.argmax(pace))
     allowed = int(np.searchsorted(cost - 1.0, room, side="right"))
-    chosen = best if best < allowed else int(np.argmax(pace[:allowed])) if allowed else -1
-    wanted = float(gain[best]) if chosen != best and gain[best] > MARGIN else 0.0
-    if chosen < 0 or gain[chosen] <= MARGIN:
-        return Allocation(wanted=wanted)
-    counts = np.bincount(owners[order[: chosen + 1]], minlength=len(offers))
-    return Allocation(
-        lengths=tuple(int(n) for n in counts),
-        gain=float(gain[chosen]),
-        risk=float(cost[chosen]) - 1.0,
-        tokens=float(tokens[chosen]),
-        verify_ms=float(ms[chosen]),
-        wanted=wanted,
-    )
+    chosen = int(np.argmax(pace[:allowed])) if allowed else -1
+    wanted = float(gain[best]) if chosen != best and gain[best] > margin else 0.0
+    if chosen < 0 or gain[chosen] <= margin:
+        return [], 0.0, 0.0, 0.0, 0.0, wanted
+    lengths = np.bincount(owners[order[: chosen + 1]], minlength=len(survival)).tolist()
+    found = (float(a[chosen]) for a in (gain, cost - 1.0, tokens, ms))
+    return (lengths, *found, wanted)
 
 
 def forced(
@@ -125,8 +164,7 @@ def forced(
 ) -> Allocation:
     """A whole draft, whatever it is expected to bring."""
     place, length = proposal.place, len(proposal.draft.tokens)
-    attended = float(length * offers[place].context)
-    ms = float(verify_ms(times, batch, np.array([float(length)]), np.array([attended]))[0])
+    ms = verify_ms(times, batch, length, float(length * offers[place].context))
     risk = (ms + spent_ms) / batch.plain_ms - 1.0
     tokens = batch.requests + sum(offers[place].survival[:length])
     return Allocation(

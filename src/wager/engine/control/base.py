@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from wager.drafters.base import DraftQuery
@@ -47,20 +47,32 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of it. Milliseconds: ``total`` of the whole step, ``betting`` of all that there
-    would not be without speculation, but for the rows. ``drafted`` rows were verified.
-    ``committed`` are the tokens by request."""
+    """What became of it, or of several steps that the controller was not asked about.
 
-    total: float
+    Milliseconds: ``betting`` of all that there would not be without speculation, but for the rows;
+    ``steps`` of each step, without that. ``drafted`` are the rows that were verified, by request;
+    ``committed`` the tokens of the requests that could have had some. ``started`` are those of
+    requests that computed their prompt in this step, the first time or again."""
+
+    steps: Sequence[float]
     betting: float
-    drafted: int
+    drafted: Mapping[int, int]
     committed: Mapping[int, Sequence[int]]
+    started: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def took(self) -> float:
+        """All steps, without betting."""
+        return sum(self.steps)
 
 
 class Controller(Protocol):
     """Decides who drafts, how much, and what of it is verified."""
 
     decisions: Decisions
+    resting: int
+    """Steps from now on in which `looks` will say no. Where the same requests go on and no prompt
+    comes in between, it need not be asked: `settle` takes the results of several together."""
 
     def rows(self, requests: int) -> int:
         """How many rows the drafts of that many requests will want, by what is known before."""
@@ -77,7 +89,8 @@ class Controller(Protocol):
 
     def settle(self, step: StepView, result: StepResult) -> None:
         """Take in what the step took and brought. Every step that has requests which sample was
-        seen by `looks` before."""
+        seen by `looks` before, but for those of ``resting``: of several of them ``step`` is the
+        one in the middle."""
         ...
 
     def release(self, request: int) -> None:
@@ -112,6 +125,7 @@ class FixedLength:
     def __init__(self, k: int, evenly: bool) -> None:
         self.k = k
         self.decisions = Decisions()
+        self.resting = 0
         self._evenly = evenly
 
     def rows(self, requests: int) -> int:

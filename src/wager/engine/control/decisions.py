@@ -18,7 +18,7 @@ RESTING: Final = "looked often enough"
 PLAIN: Final = "a plain step, to know what one takes"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """One step that could have had drafts.
 
@@ -38,20 +38,22 @@ class Decision:
     balance: float = 0.0
     plain_ms: float = 0.0
     verify_ms: float = 0.0
-    draft_ms: float = 0.0
 
     def describe(self) -> str:
         """In a line for people."""
         said = f"step {self.step}: {self.reason}"
         if self.reason == BET:
             sources = "+".join(sorted(set(self.sources)))
-            requests = "1 request" if self.requests == 1 else f"{self.requests} requests"
             said = (
-                f"step {self.step}: {sum(self.lengths)} tokens of {sources} "
-                f"for {requests}; {self.expected:.2f} tokens expected in "
+                f"step {self.step}: {_counted(sum(self.lengths), 'token')} of {sources} "
+                f"for {_counted(self.requests, 'request')}; {self.expected:.2f} tokens expected in "
                 f"{self.verify_ms:.1f} ms, a plain step takes {self.plain_ms:.1f} ms"
             )
         return f"{said}; account {self.balance:+.2f} plain steps"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 @dataclass(slots=True)
@@ -63,9 +65,9 @@ class Decisions:
     lengths: Counter[int] = field(default_factory=Counter)
     last: deque[Decision] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    def count(self, reason: str, lengths: Iterable[int]) -> None:
-        """One step, and the draft lengths of its requests."""
-        self.reasons[reason] += 1
+    def count(self, reason: str, lengths: Iterable[int] = (), steps: int = 1) -> None:
+        """One step, and the draft lengths of its requests; or several."""
+        self.reasons[reason] += steps
         self.lengths.update(n for n in lengths if n)
 
     def tells(self, reason: str) -> bool:

@@ -1,13 +1,14 @@
 """The controller: bets only where it pays, and never more than the loss account covers.
 
-While it is idle (no bet within the last steps) only a few requests are looked up in each step, and
-what would have been proposed is scored against what plain decoding commits; a bet is what starts
-the search for all. Nothing else is a mode: every step is decided anew, by what the drafts at hand
+While it is idle (no bet within the last steps) a few requests are looked up now and then, and what
+would have been proposed is scored against what plain decoding commits; a bet is what starts the
+search for all. Nothing else is a mode: every step is decided anew, by what the drafts at hand
 are expected to bring and what the step is expected to take.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,14 +19,14 @@ from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import LossAccount
 from wager.engine.control.allocate import Allocation, Batch, Offer, Proposal, allocate, forced
 from wager.engine.control.base import Candidate, StepResult, StepView, ask
+from wager.engine.control.bids import Bids
 from wager.engine.control.passes import Passes, with_model, without_model
+from wager.engine.control.pauses import Pauses
 from wager.engine.control.times import StepTimes
 from wager.engine.drafting import Drafters
 from wager.speculation import SpeculationConfig
 from wager.types import NO_DRAFT, Draft
 
-CAUTION: Final = 1.0
-"""Standard errors that the chances of a draft are put lower, since they are estimates."""
 HOT: Final = 10
 """Steps after a bet in which all requests are looked up, fewer where looking is dear."""
 HOT_COST: Final = 0.25
@@ -34,7 +35,7 @@ LOOKED_AT: Final = 8
 """Requests that are looked up in an idle step at most."""
 SEARCH: Final = 0.5
 """Share of the loss budget that idle steps may spend, on average; with less they look seldom."""
-SELDOM: Final = 16
+SELDOM: Final = 32
 """Idle steps, of which at least one looks for drafts."""
 SAVED: Final = 0.1
 """Plain steps that can be saved up for looking, or owed for it."""
@@ -43,9 +44,6 @@ STREAK: Final = 2
 VERIFY_RUN: Final = 800
 """Verify steps in a row, until plain ones tell again what plain decoding takes."""
 PLAIN_RUN: Final = 4
-ODD: Final = 1.5
-"""A verify step that took so many times what was expected is put down to the machine, once."""
-ODD_RARE: Final = 50
 
 
 @dataclass(slots=True)
@@ -56,6 +54,7 @@ class _Bet:
     allocation: Allocation = field(default_factory=Allocation)
     model_ms: float = 0.0
     """What passes of drafters took."""
+    looked: bool = False
 
 
 class NoLoss:
@@ -79,9 +78,9 @@ class NoLoss:
         self._since_bet = HOT
         self._rows_per_request = 0.0
         self._verify_run = self._plain_left = 0
-        self._since_odd = ODD_RARE
+        self._pauses = Pauses()
         self._search = SAVED
-        self._unsearched = 0
+        self.resting = 0
         self._looking = 0.0  # plain steps that a look for all of them takes
 
     def rows(self, requests: int) -> int:
@@ -104,11 +103,14 @@ class NoLoss:
         self._bet = _Bet(batch)
         if self.times.doubtful and not self._plain_left:
             self._plain_left = PLAIN_RUN
-        if self._plain_left or not self.times.calibrated(step.requests, step.prompt_rows > 0):
-            self._plain_left = max(self._plain_left - 1, 0)
+        # Beside prompts nothing can be measured.
+        ordered = self._plain_left > 0 and not step.prompt_rows
+        if ordered or not self.times.calibrated(step.requests, step.prompt_rows > 0):
+            self._plain_left -= ordered
             self._note(why.PLAIN, step)
             return False
-        if self._rests():
+        if self.resting:
+            self.resting -= 1
             self._note(why.RESTING, step)
             return False
         return True
@@ -118,87 +120,82 @@ class NoLoss:
         if self._bet is None:
             raise AssertionError("a draft is asked for in a step without bets")
         batch = self._bet.batch
-        proposals = self._look_up(step, drafters)
-        offers = self._best(step, proposals)
-        spent = weighed = 0.0
+        bids = self._look_up(step, drafters)
+        spent = weighed = sunk = 0.0
         for member in with_model(drafters):
-            values = [sum(o.survival) for o in offers]
-            gain = self._allocate(step, batch, offers, 0.0).gain
+            gain = self._allocate(step, batch, bids.offers).gain
             alone = len(drafters.members) == 1
             made, ms, expected = self.passes.propose(
-                step, batch, member, values, self._most, gain, alone
+                step, batch, member, bids.values, self._most, gain, alone, self._steps
             )
             spent += ms
             # Where tokens are drawn at random, how long that took tells of what was drawn.
-            weighed += expected if self._draws else ms
-            if made:
-                proposals += made
-                offers = self._best(step, proposals)
-        chosen = self._allocate(step, batch, offers, weighed)
+            cost = expected if self._draws else ms
+            if made and made[0].probe:
+                sunk += cost  # it was not made to pay
+            else:
+                weighed += cost
+            bids.add(made)
+        proposals, offers = bids.proposals, bids.offers
+        chosen = self._allocate(step, batch, offers, weighed, sunk)
         probe = next((p for p in proposals if p.probe and p.draft.distributions), None)
         if probe is not None and not chosen.rows:
             # What was drawn is scored by its verification alone.
             offers[probe.place] = replace(offers[probe.place], proposal=probe)
-            chosen = forced(offers, probe, batch, self.times, weighed)
+            chosen = forced(offers, probe, batch, self.times, weighed + sunk)
         admitted = [NO_DRAFT] * len(offers)
         for place, (offer, length) in enumerate(zip(offers, chosen.lengths, strict=False)):
             if offer.proposal is not None and length:
                 admitted[place] = offer.proposal.draft.cut(length)
                 offer.proposal.verified = len(admitted[place].tokens)
         self._await(step, proposals)
-        self._bet = _Bet(batch, chosen, spent)
+        self._bet = _Bet(batch, chosen, spent, looked=True)
         reason = why.BET
         if chosen.rows:
-            self._since_bet = 0
+            # What brings less than looking for it took is taken, but not looked for again.
+            if chosen.gain >= self._looking:
+                self._since_bet = 0
             share = chosen.rows / batch.requests
             self._rows_per_request += 0.2 * (share - self._rows_per_request)
         elif chosen.wanted:
             # Looking for all must not go on where nothing can be bet.
             reason = why.ACCOUNT
-            self._since_bet = HOT
+            self._since_bet = HOT + 1
         else:
             reason = why.NO_GAIN if proposals else why.NO_PROPOSAL
         self._note(reason, step, len(proposals), admitted)
         return admitted
 
     def _allocate(
-        self, step: StepView, batch: Batch, offers: Sequence[Offer], spent_ms: float
+        self,
+        step: StepView,
+        batch: Batch,
+        offers: Sequence[Offer],
+        spent_ms: float = 0.0,
+        sunk_ms: float = 0.0,
     ) -> Allocation:
-        room = self.account.room(c.number for c in step.candidates)
+        room = self.account.room(c.number for c in step.candidates) - sunk_ms / batch.plain_ms
         return allocate(offers, batch, self.times, step.rows, room, spent_ms)
 
     def settle(self, step: StepView, result: StepResult) -> None:
         """See `Controller`. A plain step's own time is no bet's fault: only what betting took of
         it is charged. Beside prompts a bet is charged by what its rows are expected to take, since
         the prompts' time is not known so well."""
-        for request, tokens in result.committed.items():
-            self.acceptance.commit(request, tokens)
         bet, self._bet = self._bet, None
-        if bet is None or not result.committed:
+        if bet is not None and bet.allocation.rows != sum(result.drafted.values()):
+            # There were no blocks for all of it.
+            for request in result.committed:
+                self.acceptance.cut(request, result.drafted.get(request, 0))
+        for request, tokens in (*result.committed.items(), *result.started.items()):
+            self.acceptance.commit(request, tokens)
+        if not result.committed or not self.times.known:
             self._settle_other(step, result)
-            return
-        plain = bet.batch.plain_ms
-        if self._hot:
-            took = (result.betting - bet.model_ms) / plain
-            self._looking += 0.2 * (took - self._looking)
-        counts = {r: len(t) for r, t in result.committed.items()}
-        expected, took = bet.allocation.verify_ms, result.total - result.betting
-        if not bet.allocation.rows:
-            self._verify_run = 0
-            if not step.prompt_rows:
-                self.times.record_plain(step.requests, step.kv_tokens, took)
-            self.account.settle(counts, self._idle(result.betting / plain), 1.0)
-            return
-        if step.prompt_rows:
-            took = expected
-        elif result.drafted == bet.allocation.rows:
-            self.times.record_verify(step.requests, expected, result.drafted, took)
-            took = self._charged(took, expected)
-        self._verify_run += 1
-        if self._verify_run >= VERIFY_RUN:
-            self._verify_run, self._plain_left = 0, PLAIN_RUN
-        time = (took + result.betting) / plain
-        self.account.settle(counts, time - 1.0, time)
+        elif bet is None:
+            self._settle_rest(step, result)
+        elif bet.allocation.rows:
+            self._settle_bet(step, result, bet)
+        else:
+            self._settle_plain(step, result, bet)
 
     def release(self, request: int) -> None:
         """See `Controller`."""
@@ -215,49 +212,107 @@ class NoLoss:
     def _hot(self) -> bool:
         return self._since_bet <= self._tail
 
-    def _rests(self) -> bool:
-        """Whether this step does without looking, having spent what it may on that."""
-        if self._hot or self._search >= 0.0 or self._unsearched >= SELDOM - 1:
-            self._unsearched = 0
-            return False
-        self._unsearched += 1
-        return True
+    def _rest(self) -> None:
+        """For how many steps from now on nobody is looked up, having spent what may be on that."""
+        if self._search < 0.0:
+            grows = max(SEARCH * self.account.budget, 1e-9)
+            self.resting = min(math.ceil(-self._search / grows), SELDOM - 1)
 
-    def _idle(self, spent: float) -> float:
-        """What a plain step is charged for ``spent`` plain steps of looking and upkeep.
+    def _idle(self, spent: float, steps: int) -> float:
+        """What plain steps are charged for ``spent`` plain steps of looking and upkeep.
 
         While idle no more than the budget of that step: what upkeep takes is not lost by betting,
         and must not keep bets from being made for ever.
         """
-        budget = self.account.budget
-        if self._hot:
-            return spent
+        budget = steps * self.account.budget
         # As a debt too: a pause of the machine is not what looking takes.
         self._search = min(max(self._search + SEARCH * budget - spent, -SAVED), SAVED)
         return min(spent, 0.9 * budget)
 
     def _settle_other(self, step: StepView, result: StepResult) -> None:
-        """A step in which nobody could have drafted, such as one of prompts alone: the drafters
-        take them in."""
-        if self.times.known and result.total > 0.0:
+        """A step in which nobody could have drafted, such as one of prompts alone."""
+        if self.times.known:
             plain = self.times.plain(max(step.requests, 1), step.kv_tokens)
-            self.account.settle({}, result.betting / plain, result.total / plain)
+            time = (result.took + result.betting) / plain
+            self.account.settle({}, result.betting / plain, time)
 
-    def _look_up(self, step: StepView, drafters: Drafters) -> list[Proposal]:
+    def _settle_bet(self, step: StepView, result: StepResult, bet: _Bet) -> None:
+        plain, expected, took = bet.batch.plain_ms, bet.allocation.verify_ms, result.took
+        usual = self._note_looking(result, bet) * plain
+        drafted = sum(result.drafted.values())
+        if step.prompt_rows:
+            took = expected
+        elif drafted == bet.allocation.rows:
+            self.times.record_verify(step.requests, expected, drafted, took)
+        looking = result.betting - bet.model_ms
+        time = self._pauses.charged((took + looking) / plain, (expected + usual) / plain)
+        time += bet.model_ms / plain
+        self._verify_run += 1
+        if self._verify_run >= VERIFY_RUN:
+            self._verify_run, self._plain_left = 0, PLAIN_RUN
+        self.account.settle(_counts(result), time - 1.0, time)
+
+    def _settle_plain(self, step: StepView, result: StepResult, bet: _Bet) -> None:
+        plain = bet.batch.plain_ms
+        usual = self._note_looking(result, bet)
+        self._verify_run = 0
+        if not step.prompt_rows:
+            self._record_plain(step, result.steps, plain)
+        model = bet.model_ms / plain
+        charge = result.betting / plain - model
+        if self._hot:
+            charge = self._pauses.charged(1.0 + charge, 1.0 + usual) - 1.0
+        else:
+            charge = self._idle(charge, 1)
+        self.account.settle(_counts(result), model + charge, 1.0)
+        if bet.looked and not self._hot:
+            self._rest()
+
+    def _settle_rest(self, step: StepView, result: StepResult) -> None:
+        """Steps that went by without a question."""
+        steps = len(result.steps)
+        plain = self.times.plain(step.requests, step.kv_tokens)
+        self._steps += 1
+        self._keep(why.RESTING, _Bet(Batch(step.requests, step.kv_tokens, 0, plain)))
+        self._steps += steps - 1
+        self._record_plain(step, result.steps, plain)
+        self.resting -= steps
+        self._since_bet += steps
+        self.decisions.count(why.RESTING, steps=steps)
+        charge = self._idle(result.betting / plain, steps)
+        self.account.settle(_counts(result), charge, float(steps), steps)
+
+    def _record_plain(self, step: StepView, took: Sequence[float], plain: float) -> None:
+        if self.times.calibrated(step.requests, False):
+            for ms in took:
+                self._pauses.plain(ms / plain)
+        self.times.record_plain(step.requests, step.kv_tokens, *took)
+
+    def _note_looking(self, result: StepResult, bet: _Bet) -> float:
+        """What looking takes while hot, in plain steps, before this step is taken in."""
+        usual = self._looking
+        if self._hot:
+            took = (result.betting - bet.model_ms) / bet.batch.plain_ms
+            # A pause of the machine is not what looking takes.
+            self._looking += 0.2 * (min(took, 2.0 * usual + 0.05) - usual)
+        return usual
+
+    def _look_up(self, step: StepView, drafters: Drafters) -> Bids:
         """What the drafters have to say that cost no pass of a model."""
         room = self.account.room(c.number for c in step.candidates)
         hot = self._hot and self._looking <= room
-        found = []
+        bids = Bids(step.candidates, self.acceptance)
         for member in without_model(drafters):
-            limits = [
-                self._limit(c) if self._due(c, member.method, hot, place) else 0
-                for place, c in enumerate(step.candidates)
-            ]
+            limits = [0] * len(step.candidates)
+            for place, candidate in enumerate(step.candidates):
+                most = self._limit(candidate)
+                if self._due(candidate, member.method, hot, place) and not bids.enough(place, most):
+                    limits[place] = most
             drafts = ask(member, step.candidates, limits) if any(limits) else ()
-            found += [
-                Proposal(p, member.method, d, limits[p]) for p, d in enumerate(drafts) if d.tokens
-            ]
-        return found
+            bids.add(
+                [Proposal(p, member.method, d, limits[p]) for p, d in enumerate(drafts) if d.tokens]
+            )
+        return bids
 
     def _limit(self, candidate: Candidate) -> int:
         return min(candidate.limit, self._most)
@@ -272,25 +327,6 @@ class NoLoss:
         streak = self.acceptance.awaits(candidate.number, method)
         return streak is None or streak >= STREAK
 
-    def _best(self, step: StepView, proposals: Sequence[Proposal]) -> list[Offer]:
-        """By candidate the proposal that is expected to bring most."""
-        best = [Offer((), c.context) for c in step.candidates]
-        values = [0.0] * len(best)
-        for proposal in proposals:
-            place, draft = proposal.place, proposal.draft
-            survival = self.acceptance.survival(
-                step.candidates[place].number,
-                draft.source,
-                draft.match_length,
-                proposal.length,
-                CAUTION,
-            )
-            value = sum(survival)
-            if value > values[place]:
-                best[place] = Offer(survival, step.candidates[place].context, proposal)
-                values[place] = value
-        return best
-
     def _await(self, step: StepView, proposals: Sequence[Proposal]) -> None:
         """Every proposal is scored once its tokens are known, verified or not."""
         for one in proposals:
@@ -298,27 +334,23 @@ class NoLoss:
             if one.verified or self.acceptance.awaits(request, one.method) is None:
                 self.acceptance.propose(request, one.method, one.draft, one.verified)
 
-    def _charged(self, took: float, expected: float) -> float:
-        """What a verify step is charged: a single one that took oddly long is the machine's."""
-        self._since_odd += 1
-        if took <= ODD * expected or self._since_odd < ODD_RARE:
-            return took
-        self._since_odd = 0
-        return expected
-
     def _note(
         self, reason: str, step: StepView, proposals: int = 0, admitted: Sequence[Draft] = ()
     ) -> None:
-        bet = self._bet
         self.decisions.count(reason, (len(d.tokens) for d in admitted))
-        if bet is None or not self.decisions.tells(reason):
+        if self._bet is not None:
+            self._keep(reason, self._bet, proposals, [d for d in admitted if d.tokens])
+
+    def _keep(
+        self, reason: str, bet: _Bet, proposals: int = 0, taken: Sequence[Draft] = ()
+    ) -> None:
+        if not self.decisions.tells(reason):
             return
-        taken = [d for d in admitted if d.tokens]
         self.decisions.keep(
             why.Decision(
                 step=self._steps,
                 reason=reason,
-                requests=step.requests,
+                requests=bet.batch.requests,
                 proposals=proposals,
                 lengths=tuple(len(d.tokens) for d in taken),
                 sources=tuple(d.source for d in taken),
@@ -330,3 +362,7 @@ class NoLoss:
                 verify_ms=bet.allocation.verify_ms,
             )
         )
+
+
+def _counts(result: StepResult) -> dict[int, int]:
+    return {request: len(tokens) for request, tokens in result.committed.items()}

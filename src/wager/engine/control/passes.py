@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from wager.engine.control.acceptance import Acceptance
 from wager.engine.control.account import LossAccount
 from wager.engine.control.allocate import MARGIN, Batch, Proposal, verify_ms
@@ -56,7 +54,6 @@ class Passes:
         self._acceptance = acceptance
         self._account = account
         self._ratios: dict[str, float] = {}
-        self._steps = 0
         self._next_probe: dict[str, int] = {}
         self._distance: dict[str, int] = {}
 
@@ -69,13 +66,14 @@ class Passes:
         most: int,
         gain: float,
         alone: bool,
+        at: int,
     ) -> tuple[list[Proposal], float, float]:
         """(drafts, milliseconds they took, milliseconds they were expected to take).
 
         ``values`` are the tokens that the drafts at hand are expected to bring, by candidate;
-        ``gain`` what they bring together. ``alone``: no other method needs the account.
+        ``gain`` what they bring together. ``alone``: no other method needs the account. ``at`` is
+        the number of the step.
         """
-        self._steps += 1
         places = [
             p
             for p, c in enumerate(step.candidates)
@@ -86,7 +84,7 @@ class Passes:
         plan = self._best(step, batch, member, places, values, most)
         if not plan.places or plan.gain <= max(gain, MARGIN):
             saved = 0.0 if alone else 0.95 * self._account.cap
-            plan = self._probe(step, batch, member, places, most, saved)
+            plan = self._probe(step, batch, member, places, most, saved, at)
         if not plan.places:
             return [], 0.0, 0.0
         return self._ask(step, member, plan)
@@ -134,9 +132,10 @@ class Passes:
         places: Sequence[int],
         most: int,
         saved: float,
+        at: int,
     ) -> _Plan:
         name = member.method
-        if self._steps < self._next_probe.get(name, 0) or self._account.balance < saved:
+        if at < self._next_probe.get(name, 0) or self._account.balance < saved:
             return _Plan()
         # The one that is least behind costs least.
         place = min(places, key=lambda p: self._behind(step, member, (p,)))
@@ -148,7 +147,7 @@ class Passes:
         else:
             distance = min(2 * self._distance.get(name, PROBE_EVERY // 2), PROBE_SELDOM)
             self._distance[name] = distance
-        self._next_probe[name] = self._steps + distance
+        self._next_probe[name] = at + distance
         return _Plan((place,), k, probe=True)
 
     def _affordable(
@@ -211,9 +210,8 @@ class Passes:
         return ratio * self._shape(len(places), behind, k)
 
     def _verify_ms(self, step: StepView, batch: Batch, places: Sequence[int], k: int) -> float:
-        drafted = np.array([float(len(places) * k)])
-        attended = np.array([float(sum(k * step.candidates[p].context for p in places))])
-        return float(verify_ms(self._times, batch, drafted, attended)[0])
+        attended = float(sum(k * step.candidates[p].context for p in places))
+        return verify_ms(self._times, batch, len(places) * k, attended)
 
 
 def without_model(drafters: Drafters) -> list[GuardedDrafter]:

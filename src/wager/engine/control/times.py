@@ -13,8 +13,8 @@ verify steps turn out otherwise than expected, it is time for some (`doubtful`).
 from __future__ import annotations
 
 import math
-from statistics import median
-from typing import Final, TypeAlias
+from statistics import linear_regression, median
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,8 @@ class StepTimes:
     def refresh(self) -> None:
         """Take over the cost table as it is now."""
         self._until_refresh = _REFRESH
+        learnt = (*self._plain.items(), *self._verify.items())
+        before = [self.weights(2.0 ** (size - 1)) for size, _ in learnt]
         self._scalar.clear()
         near, far = (self._costs.table(c) for c in CONTEXTS)
         self._read, self._attend = _per_token(near, far)
@@ -74,6 +76,9 @@ class StepTimes:
         self._ms = np.maximum.accumulate(np.array([table[int(r)] for r in self._rows]))
         if len(self._rows) > 1:
             self._slope = (self._ms[-1] - self._ms[-2]) / (self._rows[-1] - self._rows[-2])
+        # The table followed the same steps: what it learnt must not be corrected twice.
+        for (size, factor), ms in zip(learnt, before, strict=True):
+            factor.log -= math.log(self.weights(2.0 ** (size - 1)) / ms)
 
     def calibrated(self, requests: int, prompts: bool) -> bool:
         """Whether plain steps of about that many requests were measured. ``prompts``: of any
@@ -93,7 +98,10 @@ class StepTimes:
         """W(rows), uncorrected: the shape of a pass without its context."""
         found = self._scalar.get(rows)
         if found is None:
-            found = self._scalar[rows] = float(self._weights(np.array([float(rows)]))[0])
+            every = np.array([float(rows)])
+            found = self._scalar[rows] = float(
+                _weights(self._rows, self._ms, self._slope, every)[0]
+            )
         return found
 
     def plain(self, requests: int, kv_tokens: int) -> float:
@@ -101,35 +109,39 @@ class StepTimes:
         base = self.weights(requests) + (self._read + self._attend) * kv_tokens
         return base * math.exp(self._clock + _log_of(self._plain, requests))
 
-    def verify(
-        self, requests: int, kv_tokens: int, drafted: F64, attended: F64, beside: int = 0
-    ) -> F64:
-        """Milliseconds of a step with ``drafted`` rows more, which look at ``attended`` tokens.
+    def curve(
+        self, requests: int, kv_tokens: int, drafted: tuple[int, int], beside: int = 0
+    ) -> Curve:
+        """What verify steps of a batch take, with a number of drafted rows in the range
+        ``drafted``.
 
-        Both are arrays, for several sizes of step at once, in rising order; so are the times. With
-        ``beside`` rows of prompts in the step, what the drafts add is reckoned on top of those; the
-        prompts' own time is left out.
+        With ``beside`` rows of prompts in the step, what the drafts add is reckoned on top of
+        those; the prompts' own time is left out.
         """
-        rows = drafted + requests
-        base = self._weights(rows + beside) + (self._read + self._attend) * kv_tokens
-        base += self._attend * attended
+        base = (self._read + self._attend) * kv_tokens
         if beside:
             base += self.weights(requests) - self.weights(requests + beside)
         # Until one was measured verify steps are off by as much as plain ones.
         factors = self._verify or self._plain
-        logs = [_log_of(factors, int(r)) for r in (rows[0], rows[-1])]
-        # Between the smallest and the largest step the correction goes evenly.
-        span = max(rows[-1] - rows[0], 1.0)
-        log = logs[0] + (logs[1] - logs[0]) * (rows - rows[0]) / span
-        return np.maximum.accumulate(base * np.exp(self._clock + log))
+        ends = tuple(requests + n for n in drafted)
+        logs = tuple(self._clock + _log_of(factors, n) for n in ends)
+        return Curve(self._rows, self._ms, (self._slope, beside, base, self._attend), ends + logs)
 
-    def record_plain(self, requests: int, kv_tokens: int, ms: float) -> None:
-        """Take in a measured plain step, without what drafting took of it."""
+    def verify(
+        self, requests: int, kv_tokens: int, drafted: int, attended: float, beside: int = 0
+    ) -> float:
+        """Milliseconds of a step with ``drafted`` rows more, which look at ``attended`` tokens."""
+        curve = self.curve(requests, kv_tokens, (drafted, drafted), beside)
+        return float(curve.ms(np.array([requests + drafted]), np.array([attended]))[0])
+
+    def record_plain(self, requests: int, kv_tokens: int, *measured: float) -> None:
+        """Take in measured plain steps, without what drafting took of them."""
         factor = _factor(self._plain, requests)
-        error = math.log(ms / self.plain(requests, kv_tokens))
-        if factor.count >= CALIBRATION:
-            self._clock += _CLOCK_SHARE * min(max(error, -_MOST), _MOST)
-        factor.move(error, _PLAIN_SHARE)
+        for ms in measured:
+            error = math.log(ms / self.plain(requests, kv_tokens))
+            if factor.count >= CALIBRATION:
+                self._clock += _CLOCK_SHARE * min(max(error, -_MOST), _MOST)
+            factor.move(error, _PLAIN_SHARE)
         self._doubt, self._verified = 0.0, 0
         self._recorded()
 
@@ -148,10 +160,31 @@ class StepTimes:
         if self._until_refresh <= 0:
             self.refresh()
 
-    def _weights(self, rows: F64) -> F64:
-        inside = np.interp(rows, self._rows, self._ms)
-        beyond = self._ms[-1] + self._slope * (rows - self._rows[-1])
-        return np.where(rows > self._rows[-1], beyond, inside)
+
+class Curve(NamedTuple):
+    """Milliseconds of a step by its rows, and by the context that the drafted ones look at."""
+
+    table_rows: F64
+    table_ms: F64
+    terms: tuple[float, float, float, float]
+    """(milliseconds per row beyond the table, rows of prompts, milliseconds on top of the table,
+    milliseconds per row and token of its context)"""
+    correction: tuple[float, ...]
+    """(fewest rows, most rows, logarithm of the factor at the fewest, at the most): between the
+    two it goes evenly."""
+
+    def ms(self, rows: F64, attended: F64) -> F64:
+        """For several sizes of step at once, in rising order; a larger one takes no less time."""
+        slope, beside, base, attend = self.terms
+        first, last, log_first, log_last = self.correction
+        ms = _weights(self.table_rows, self.table_ms, slope, rows + beside) + base
+        log = log_first + (log_last - log_first) * (rows - first) / max(last - first, 1.0)
+        return np.maximum.accumulate((ms + attend * attended) * np.exp(log))
+
+
+def _weights(known: F64, ms: F64, slope: float, rows: F64) -> F64:
+    beyond = ms[-1] + slope * (rows - known[-1])
+    return np.where(rows > known[-1], beyond, np.interp(rows, known, ms))
 
 
 class _Factor:
@@ -199,9 +232,7 @@ def _per_token(near: dict[int, float], far: dict[int, float]) -> tuple[float, fl
     if not rows:
         return 0.0, 0.0
     further = CONTEXTS[1] - CONTEXTS[0]
-    x = np.array(rows, np.float64)
-    y = np.array([(far[r] - near[r]) / further for r in rows])
-    if len(rows) == 1:
-        return max(float(y[0]), 0.0), 0.0
-    attend = max(float(np.polyfit(x, y, 1)[0]), 0.0)
-    return max(float(np.median(y - attend * x)), 0.0), attend
+    each = [(far[r] - near[r]) / further for r in rows]
+    # Not numpy's: its first fit takes milliseconds.
+    attend = max(linear_regression(rows, each).slope, 0.0) if len(rows) > 1 else 0.0
+    return max(median(y - attend * r for r, y in zip(rows, each, strict=True)), 0.0), attend
