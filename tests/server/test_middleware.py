@@ -8,6 +8,7 @@ import hmac
 import json
 import logging
 import re
+import socket
 from io import StringIO
 from typing import Any
 
@@ -290,6 +291,37 @@ def test_origins_that_were_named() -> None:
 def test_a_page_elsewhere_cannot_post_what_needs_no_permission() -> None:
     reply = played(app_with(), headers=[("content-type", "text/plain")])
     assert reply.status == 415
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost:8000", "LOCALHOST", "a.localhost", "127.0.0.1:8000", "[::1]:8000", "192.168.0.7",
+     "localhost.", ""],
+)  # fmt: skip
+def test_names_that_nobody_else_can_have(host: str) -> None:
+    assert played(app_with(), headers=[JSON, ("host", host)]).status == 200
+    assert played(app_with(), headers=[JSON, ("host", socket.gethostname())]).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", "1.2.3.4.5", "[x"])
+def test_a_page_whose_name_was_made_to_mean_this_machine_is_refused(host: str) -> None:
+    for method, path in (("POST", "/v1/completions"), ("GET", "/dashboard/live")):
+        reply = played(app_with(), method=method, path=path, headers=[JSON, ("host", host)])
+        assert (reply.status, reply.error["code"]) == (403, "unknown_host")
+        assert "--allowed-origins" in reply.error["message"]
+    assert get(app_with(), "/health", headers=[("host", host)]).status == 200
+
+
+def test_names_that_are_trusted() -> None:
+    named = [JSON, ("host", "wager.example:80")]
+    assert played(app_with(allowed_origins=("https://wager.example",)), headers=named).status == 200
+    assert played(app_with(allowed_origins=("*",)), headers=named).status == 200
+    assert played(app_with(host="0.0.0.0"), headers=named).status == 200
+    with_key = played(app_with(api_keys=("one",)), headers=[*named, bearer("one")])
+    assert with_key.status == 200
 
 
 # Sizes

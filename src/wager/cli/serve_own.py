@@ -98,8 +98,9 @@ AllowedOrigins = Annotated[
     list[str] | None,
     typer.Option("--allowed-origins", metavar="ORIGINS", show_default=False,
                  rich_help_panel=SERVER,
-                 help="Whose pages a browser may let ask, e.g. http://localhost:3000; repeatable, "
-                      "or with commas; * is everybody's. Default: nobody's."),
+                 help="Whose pages a browser may let ask, and by whose name the server goes, e.g. "
+                      "http://localhost:3000; repeatable, or with commas; * is everybody's. "
+                      "Default: nobody's."),
 ]  # fmt: skip
 MaxQueue = Annotated[
     int | None,

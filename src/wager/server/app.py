@@ -17,7 +17,7 @@ from wager.errors import WagerError
 from wager.server.errors import ApiError, on_http, on_known
 from wager.server.health import health, version
 from wager.server.lifetime import Lifetimes
-from wager.server.middleware import ApiKeys, BodyLimit, RequestLog
+from wager.server.middleware import ApiKeys, BodyLimit, OwnNames, RequestLog
 from wager.server.options import ServerOptions
 from wager.server.service import Service
 
@@ -74,6 +74,8 @@ def _before(options: ServerOptions) -> list[Middleware]:
         )
     if options.api_keys:
         found.append(Middleware(ApiKeys, keys=options.api_keys))
+    elif options.loopback:
+        found.append(Middleware(OwnNames, origins=options.allowed_origins))
     found.append(Middleware(BodyLimit, most=options.max_body))
     return found
 

@@ -1,5 +1,6 @@
 """What every request passes before its handler, from the outside in: `RequestLog`, CORS where
-origins are allowed, `ApiKeys` where there are keys, `BodyLimit`; then `lifetime.Lifetimes`.
+origins are allowed, `ApiKeys` where there are keys, else `OwnNames` on the loopback, `BodyLimit`;
+then `lifetime.Lifetimes`.
 
 Plain ASGI, without a task or a queue per request: what goes through is passed on as it is.
 """
@@ -10,13 +11,15 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -123,6 +126,50 @@ class ApiKeys:
         return found
 
 
+class OwnNames:
+    """Refuses with 403 who calls this machine by a name that is not its own, on every path but
+    ``open_paths``.
+
+    The name of a page elsewhere can be made to mean this machine (DNS rebinding), and a browser
+    then lets that page read what is answered. Addresses, localhost and the machine's own name cannot
+    be had by others; the hosts of ``origins`` are trusted, and ``*`` among them trusts all.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        origins: Iterable[str],
+        open_paths: frozenset[str] = frozenset({"/health"}),
+    ) -> None:
+        self._app = app
+        self._open = open_paths
+        trusted = list(origins)
+        self._all = "*" in trusted
+        self._names = {"", "localhost", socket.gethostname().lower()}
+        self._names.update(urlsplit(origin).hostname or "" for origin in trusted)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open and not self._own(scope):
+            refusal = ApiError(
+                403,
+                "this server has no API key and goes by the names of its own machine only; call "
+                "it by its address, or start it with --api-key, or with the page's origin "
+                "(http://NAME) in --allowed-origins",
+                code="unknown_host",
+            )
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _own(self, scope: Scope) -> bool:
+        try:
+            name = urlsplit("//" + Headers(scope=scope).get("host", "")).hostname or ""
+        except ValueError:
+            return self._all
+        name = name.rstrip(".")
+        return self._all or name in self._names or name.endswith(".localhost") or _address(name)
+
+
 class BodyLimit:
     """Refuses with 413 a body of more than ``most`` bytes: before reading it where its length is
     announced, else when it turns out."""
@@ -175,6 +222,14 @@ def _marks(scope: Scope) -> list[tuple[bytes, bytes]]:
     for warning in state.get(WARNINGS, ()):
         found.append((b"x-wager-warning", warning.encode("latin-1", "replace")))
     return found
+
+
+def _address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _digest(key: str) -> bytes:

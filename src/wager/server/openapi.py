@@ -20,6 +20,7 @@ _STREAM: Final = "text/event-stream"
 _REFUSALS: Final = {
     "400": "The body cannot be served; the message names the field.",
     "401": "No key, or none that is known.",
+    "403": "A name that is not this machine's, where there is no key.",
     "404": "No such route or model.",
     "408": "The body took too long to arrive.",
     "413": "The body is too large.",
@@ -116,7 +117,7 @@ def _health() -> dict[str, Any]:
 
 
 def _get(summary: str, content: dict[str, Any], *refusals: str) -> dict[str, Any]:
-    return {"get": {"summary": summary, "responses": _responses(content, ("401", *refusals))}}
+    return {"get": {"summary": summary, "responses": _responses(content, ("401", "403", *refusals))}}
 
 
 def _post(summary: str, body: str, reply: str, chunk: str | None = None) -> dict[str, Any]:
