@@ -4,17 +4,21 @@
 
 The same requests, in one process and one batch, go on in pairs of steps without speculation and of
 steps in which it is idle (upkeep of the indices and looking for drafts, as `auto` does it; never a
-bet), in the order A B B A and B A A B. A unit are 64 steps; a tenth of the units at each end is
-left out, and the interval is a bootstrap over them. About 15 minutes on two cores.
+bet), in the order A B B A and B A A B. What speculation itself does in a step is timed apart, all
+of it counts. The rest of the steps ought to take the same: there the machine's pauses are larger
+than any difference, so of the ratios of four pairs a part at each end is left out. The interval is
+a bootstrap over units of 64 steps. About 15 minutes on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
+from typing import TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +30,10 @@ from wager.engine.bets import Bets
 from wager.engine.control.allocate import Allocation
 from wager.engine.control.noloss import NoLoss
 from wager.engine.engine import Engine
+from wager.engine.request import Sequence as Running
+from wager.engine.scheduler import Work
+
+T = TypeVar("T")
 
 REQUESTS = (1, 4, 16, 32)
 CONTEXTS = (300, 3000)
@@ -38,7 +46,18 @@ LEAST = 16
 SECONDS = 75.0
 """Of a cell, when there are as many."""
 TRIMMED = 0.1
+"""At each end."""
+RESAMPLES = 4000
 LEAST_RATIO = 0.995
+
+
+class Unit(TypedDict):
+    """64 steps: seconds of the pairs without speculation and of the idle ones, in their order,
+    these without what speculation did itself, which is ``own``, of all together."""
+
+    without: list[float]
+    idle: list[float]
+    own: float
 
 
 class Watching(NoLoss):
@@ -46,6 +65,35 @@ class Watching(NoLoss):
 
     def _allocate(self, *asked: object, **more: object) -> Allocation:
         return Allocation()
+
+
+class Timed(Bets):
+    """Takes the time of all that a step does for speculation."""
+
+    spent = 0.0
+
+    def rows(self) -> int:
+        """See `Bets`."""
+        return self._timed(super().rows)
+
+    def draft(self, works: list[Work]) -> None:
+        """See `Bets`."""
+        self._timed(partial(super().draft, works))
+
+    def end(self, over: Sequence[Running]) -> None:
+        """See `Bets`."""
+        self._timed(partial(super().end, over))
+
+    def settle(self, works: Sequence[Work], total: float) -> tuple[float, int]:
+        """See `Bets`."""
+        return self._timed(partial(super().settle, works, total))
+
+    def _timed(self, part: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        try:
+            return part()
+        finally:
+            self.spent += time.perf_counter() - started
 
 
 def _prompt(llm: LLM, length: int, seed: int) -> list[int]:
@@ -57,24 +105,28 @@ def _prompt(llm: LLM, length: int, seed: int) -> list[int]:
     return ids[:length]
 
 
-def _unit(engine: Engine, bets: Bets) -> list[float]:
-    """Seconds without speculation, and of idle steps."""
-    seconds = [0.0, 0.0]
+def _unit(engine: Engine, bets: Timed) -> Unit:
+    """Measure one."""
+    unit: Unit = {"without": [], "idle": [], "own": 0.0}
     for arm in ORDER:
         engine.bets = bets if arm else None
+        bets.spent = 0.0
         started = time.perf_counter()
         engine.step()
         engine.step()
-        seconds[arm] += time.perf_counter() - started
-    return seconds
+        took = time.perf_counter() - started
+        unit["idle" if arm else "without"].append(took - bets.spent)
+        unit["own"] += bets.spent
+    return unit
 
 
 def measure(llm: LLM, requests: int, context: int) -> Result:
-    """Of each unit the seconds [without speculation, idle]."""
-    bets = llm.engine.bets
-    if bets is None:
+    """The units of a cell."""
+    made = llm.engine.bets
+    if made is None:
         raise AssertionError("the engine of this benchmark has speculation")
-    units: list[list[float]] = []
+    bets = Timed(made.config, made.drafters, llm.engine.scheduler, made.times)
+    units: list[Unit] = []
     started = time.monotonic()
     while len(units) < LEAST or time.monotonic() - started < SECONDS:
         llm.engine.reset_caches()
@@ -87,7 +139,8 @@ def measure(llm: LLM, requests: int, context: int) -> Result:
     return {"units": units}
 
 
-def _round(engine: Engine, bets: Bets, prompts: Sequence[list[int]]) -> list[list[float]]:
+def _round(engine: Engine, bets: Timed, prompts: Sequence[list[int]]) -> list[Unit]:
+    engine.bets = bets
     params = SamplingParams(temperature=0.0, max_tokens=64 * ROUND + 100, ignore_eos=True)
     names = [engine.add_request(prompt, params) for prompt in prompts]
     while sum(s.decoding for s in engine.scheduler.running) < len(prompts):
@@ -103,18 +156,27 @@ def _round(engine: Engine, bets: Bets, prompts: Sequence[list[int]]) -> list[lis
     return units
 
 
-def ratio(units: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+def ratio(units: Sequence[Unit]) -> tuple[float, float, float]:
     """Throughput of idle / throughput without speculation, and its 95 % interval."""
-    logs = np.log([without / idle for without, idle in units])
+    without, idle = (np.array([unit[arm] for unit in units]) for arm in ("without", "idle"))
+    # One row per unit: the ratios of its fours of pairs, and the share of the work of its own.
+    rest = np.log(_by_two(idle) / _by_two(without))
+    own = np.array([unit["own"] for unit in units]) / np.median(without, axis=1) / len(without[0])
     chance = np.random.default_rng(0)
-    picks = np.sort(logs[chance.integers(0, len(logs), size=(4000, len(logs)))], axis=1)
-    low, high = np.exp(np.quantile(_trimmed(picks), (0.025, 0.975)))
-    return float(np.exp(_trimmed(np.sort(logs)))), float(low), float(high)
+    picks = chance.integers(0, len(units), size=(RESAMPLES, len(units)))
+    low, high = np.quantile([_throughput(rest[p], own[p]) for p in picks], (0.025, 0.975))
+    return _throughput(rest, own), float(low), float(high)
 
 
-def _trimmed(rising: NDArray[np.float64]) -> NDArray[np.float64]:
-    cut = int(TRIMMED * rising.shape[-1])
-    return np.asarray(rising[..., cut : rising.shape[-1] - cut].mean(axis=-1))
+def _by_two(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(pairs.reshape(len(pairs), -1, 2).sum(axis=2))
+
+
+def _throughput(rest: NDArray[np.float64], own: NDArray[np.float64]) -> float:
+    """1 / the time that idle takes where none takes 1."""
+    rising = np.sort(rest, axis=None)
+    cut = int(TRIMMED * len(rising))
+    return 1.0 / (math.exp(rising[cut : len(rising) - cut].mean()) + float(own.mean()))
 
 
 def name_of(requests: int, context: int) -> str:
@@ -129,10 +191,12 @@ def report(results: dict[str, Result]) -> str:
         for context in CONTEXTS:
             units = results[name_of(requests, context)]["units"]
             value, low, high = ratio(units)
-            step = 1e3 * sum(w for w, _ in units) / (len(ORDER) * len(units))
+            plain = math.fsum(s for unit in units for s in unit["without"])
+            own = math.fsum(unit["own"] for unit in units) / plain
+            steps = len(ORDER) * len(units)
             cell = f"{value:.4f} [{low:.4f}, {high:.4f}]"
-            rows.append([requests, context, step, 2 * len(ORDER) * len(units), cell])
-    head = ["requests", "context", "ms per plain step", "steps", "throughput, idle / without"]
+            rows.append([requests, context, 1e3 * plain / steps, 2 * steps, f"{own:.2%}", cell])
+    head = ["requests", "context", "ms per step", "steps", "work of its own", "idle / without"]
     return f"Idle speculation, int8:\n\n{table(head, rows)}"
 
 

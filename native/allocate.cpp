@@ -5,23 +5,18 @@
 
 namespace wager {
 
+double ByRows::at(double wanted) const {
+    const int64_t above = std::lower_bound(rows, rows + count, wanted) - rows;
+    if (above == count) return values[count - 1];
+    if (above == 0) return values[0];
+    const double share = (wanted - rows[above - 1]) / (rows[above] - rows[above - 1]);
+    return values[above - 1] + share * (values[above] - values[above - 1]);
+}
+
 double StepCurve::at(double step_rows, double attended) const {
-    const double wanted = step_rows + beside;
-    double weights;
-    if (wanted > rows[count - 1]) {
-        weights = ms[count - 1] + slope * (wanted - rows[count - 1]);
-    } else {
-        const int64_t above = std::lower_bound(rows, rows + count, wanted) - rows;
-        if (above == 0) {
-            weights = ms[0];
-        } else {
-            const double share = (wanted - rows[above - 1]) / (rows[above] - rows[above - 1]);
-            weights = ms[above - 1] + share * (ms[above] - ms[above - 1]);
-        }
-    }
-    const double along = (step_rows - first) / std::max(last - first, 1.0);
-    return (weights + base + attend * attended) *
-           std::exp(log_first + (log_last - log_first) * along);
+    const double beyond = std::max(step_rows + beside - ms.rows[ms.count - 1], 0.0);
+    const double weights = ms.at(step_rows + beside) + slope * beyond;
+    return (weights + base + attend * attended) * std::exp(correction.at(step_rows));
 }
 
 namespace {

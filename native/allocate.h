@@ -6,17 +6,24 @@
 
 namespace wager {
 
+// Values at rising numbers of rows; between two of them they go evenly.
+struct ByRows {
+    const double* rows;
+    const double* values;
+    int64_t count;
+
+    // Beyond the ends the nearest value.
+    double at(double wanted) const;
+};
+
 // What a step takes, in milliseconds, by its rows and the context that they look at.
 struct StepCurve {
-    const double* rows;  // rising
-    const double* ms;
-    int64_t count;
+    ByRows ms;
     double slope;   // per row beyond the last
     double beside;  // rows of prompts
     double base;    // on top of the table, for the step without drafts
     double attend;  // per row and token of its context
-    double first, last;          // rows between which the correction goes evenly
-    double log_first, log_last;  // the logarithm of the correction at them
+    ByRows correction;  // its logarithm
 
     double at(double step_rows, double attended) const;
 };

@@ -9,25 +9,32 @@ import pytest
 from benchmarks import idle
 
 
-def _units(share: float, noise: float, count: int = 40) -> list[list[float]]:
+def _units(own: float, slower: float, noise: float, count: int = 40) -> list[idle.Unit]:
+    """Steps of which one in 30 is held up, whichever arm it belongs to."""
     chance = Random(3)
+
+    def pairs(takes: float) -> list[float]:
+        return [
+            takes * (1.0 + chance.gauss(0.0, noise)) + (chance.random() < 1 / 30) for _ in range(16)
+        ]
+
     return [
-        [1.0 + chance.gauss(0.0, noise), (1.0 + share) * (1.0 + chance.gauss(0.0, noise))]
-        for _ in range(count)
+        {"without": pairs(1.0), "idle": pairs(1.0 + slower), "own": 16 * own} for _ in range(count)
     ]
 
 
-def test_a_cost_of_two_percent_is_told_from_none() -> None:
-    value, low, high = idle.ratio(_units(0.02, 0.005))
-    assert value == pytest.approx(1 / 1.02, abs=0.003)
-    assert high < 0.99
-    _, low, high = idle.ratio(_units(0.0, 0.005))
+def test_a_cost_of_one_percent_is_told_from_none() -> None:
+    for own, slower in ((0.01, 0.0), (0.0, 0.01)):
+        value, low, high = idle.ratio(_units(own, slower, 0.01))
+        assert value == pytest.approx(1 / 1.01, abs=0.002)
+        assert high < 0.995
+    _, low, high = idle.ratio(_units(0.0, 0.0, 0.01))
     assert low < 1.0 < high
 
 
 def test_every_cell_is_reported_and_judged() -> None:
     results = {
-        idle.name_of(n, c): {"units": _units(0.0 if n < 32 else 0.03, 0.001)}
+        idle.name_of(n, c): {"units": _units(0.0 if n < 32 else 0.03, 0.0, 0.001)}
         for n in idle.REQUESTS
         for c in idle.CONTEXTS
     }

@@ -8,7 +8,7 @@ from wager import LLM
 from wager.engine.control.base import StepResult, StepView
 from wager.engine.control.noloss import NoLoss
 from wager.engine.control.times import StepTimes
-from wager.engine.costs import CONTEXTS, ROWS, Cell, StepCosts
+from wager.engine.costs import CONTEXTS, ROWS, StepCosts
 from wager.engine.drafting import Drafters
 from wager.speculation import SpeculationConfig
 from wager.types import Draft
@@ -23,7 +23,7 @@ class Cheap(NoLoss):
 
     def __init__(self, config: SpeculationConfig) -> None:
         costs = StepCosts(lambda rows, context: 0.0)
-        costs.cells = {(r, c): Cell(milliseconds(r)) for r in ROWS for c in CONTEXTS}
+        costs.cells = {(r, c): milliseconds(r) for r in ROWS for c in CONTEXTS}
         super().__init__(config, StepTimes(costs), clock=lambda: 0.0)
 
     def draft(self, step: StepView, drafters: Drafters) -> list[Draft]:

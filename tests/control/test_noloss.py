@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean, median
+
 import pytest
 
 from tests.control.worlds import (
@@ -80,10 +82,15 @@ def test_noise_does_not_stop_what_pays() -> None:
 def test_others_that_use_the_machine_do_not_stop_what_pays(
     name: str, pauses: tuple[float, float]
 ) -> None:
-    """Nobody's steps are spared, so drafts are not to blame."""
+    """Nobody's steps are spared, so drafts are not to blame; wherever the first ones fall."""
     here = world(name, TWO_CORES, pauses=pauses)
-    fixed = max(Simulation(here, k=k).run(STEPS).speed_up for k in (2, 4, 8))
-    assert Simulation(here).run(STEPS).speed_up > 0.95 * fixed
+    shares = [
+        Simulation(here, seed=seed).run(1500).speed_up
+        / max(Simulation(here, seed=seed, k=k).run(1500).speed_up for k in (4, 8))
+        for seed in range(6)
+    ]
+    assert median(shares) > 0.95
+    assert fmean(shares) > 0.9
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)

@@ -27,7 +27,7 @@ from wager.types import Draft
 def table(device: Device) -> StepCosts:
     costs = StepCosts(lambda rows, context: 0.0)
     for context, rows in itertools.product(CONTEXTS, ROWS):
-        costs.record(rows, context, device.ms(rows, context, rows * context))
+        costs.cells[rows, context] = device.ms(rows, context, rows * context)
     return costs
 
 
@@ -223,6 +223,55 @@ def test_what_a_plain_step_takes_is_told_by_plain_steps_alone(factor: float) -> 
     assert times.verify(1, 300, 8, 2400) == pytest.approx(true, rel=0.02)
 
 
+def test_a_first_step_that_was_held_up_says_nothing() -> None:
+    """Where that stopped all bets nothing would be learnt any more."""
+    times = StepTimes(table(TWO_CORES))
+    before = times.verify(1, 300, 8, 2400)
+    times.record_verify(1, before, 8, 5 * before)
+    assert times.verify(1, 300, 8, 2400) == pytest.approx(before)
+    for _ in range(3):
+        times.record_verify(1, times.verify(1, 300, 8, 2400), 8, 1.5 * before)
+    assert times.verify(1, 300, 8, 2400) == pytest.approx(1.5 * before, rel=0.1)
+
+
+def test_what_plain_steps_take_longer_does_not_make_rows_dearer() -> None:
+    """A batch that takes longer than one request told is told so by its plain steps; what more
+    rows add to it is not known by that."""
+    times = StepTimes(table(TWO_CORES))
+    rows = times.verify(16, 6400, 16, 6400) - times.plain(16, 6400)
+    for _ in range(50):
+        times.record_plain(1, 300, StepTimes(table(TWO_CORES)).plain(1, 300))
+        times.record_plain(16, 6400, 1.4 * StepTimes(table(TWO_CORES)).plain(16, 6400))
+    plain = times.plain(16, 6400)
+    assert plain == pytest.approx(1.4 * StepTimes(table(TWO_CORES)).plain(16, 6400), rel=0.05)
+    assert times.verify(16, 6400, 16, 6400) - plain == pytest.approx(rows, rel=0.15)
+
+
+def test_an_error_of_some_sizes_is_not_made_up_for_by_another() -> None:
+    """What a step is expected to take leans on the sizes beside its own; if one of them is off, its
+    own must not move for ever to make up for that."""
+    times = StepTimes(table(TWO_CORES))
+
+    def raw(drafted: int) -> float:
+        return StepTimes(table(TWO_CORES)).verify(1, 300, drafted, 300.0 * drafted)
+
+    longer = {2: 1.0, 9: 1.1, 15: 1.5}
+    for _ in range(400):
+        for drafted, factor in longer.items():
+            expected = times.verify(1, 300, drafted, 300.0 * drafted)
+            times.record_verify(1, expected, drafted, factor * raw(drafted))
+    for drafted, factor in longer.items():
+        assert times.verify(1, 300, drafted, 300.0 * drafted) == pytest.approx(
+            factor * raw(drafted), rel=0.02
+        )
+    for _ in range(400):
+        for drafted, factor in ((7, 1.5), (13, 1.0)):
+            expected = times.verify(1, 300, drafted, 300.0 * drafted)
+            times.record_verify(1, expected, drafted, factor * raw(drafted))
+    for drafted in range(1, 17):
+        assert 0.98 < times.verify(1, 300, drafted, 300.0 * drafted) / raw(drafted) < 1.52
+
+
 def test_one_odd_step_changes_little() -> None:
     times = StepTimes(table(TWO_CORES))
     for _ in range(50):
@@ -283,7 +332,7 @@ def admitted(drafter: Drawing) -> tuple[int, GuardedDrafter]:
     """How many of its tokens are verified, where four pay and one does not."""
     costs = StepCosts(lambda rows, context: 0.0)
     for context, (rows, ms) in itertools.product(CONTEXTS, {1: 10.0, 2: 20.0, 32: 20.5}.items()):
-        costs.record(rows, context, ms)
+        costs.cells[rows, context] = ms
     config = SpeculationConfig.parse({
         "method": "draft_model", "model": "D", "num_speculative_tokens": 4, "verify": "rejection",
     })  # fmt: skip
@@ -375,6 +424,7 @@ def test_the_extension_chooses_as_the_python_form_does() -> None:
         times = StepTimes(table(device))
         times.record_plain(3, 300, 1.1 * times.plain(3, 300))
         times.record_verify(3, 10.0, 9, 12.5)
+        times.record_verify(3, 20.0, 60, 18.0)
         for case in range(60):
             scale = chance.choice((0.02, 0.3, 1.0))
             survival = [
@@ -388,7 +438,7 @@ def test_the_extension_chooses_as_the_python_form_does() -> None:
             most = max(min(sum(map(len, survival)), chance.choice((3, 1000))), 1)
             if not any(survival):
                 continue
-            curve = times.curve(count, sum(contexts), (1, most), beside=7 * (case % 2))
+            curve = times.curve(count, sum(contexts), beside=7 * (case % 2))
             plain = times.plain(count, sum(contexts))
             room = chance.choice((0.01, 0.3, 2.0, 50.0))
             rest = (count, most, plain, chance.choice((0.0, 1.0)), room, MARGIN)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.control.test_parts import table
-from tests.control.worlds import H100, TWO_CORES, paused_look, world
+from tests.control.worlds import TWO_CORES, paused_look, world
 from wager.bench.simulate import Simulation
 from wager.engine.control import decisions as why
 from wager.engine.control.acceptance import Acceptance
@@ -109,20 +109,6 @@ def test_plain_steps_are_taken_where_they_can_be_measured() -> None:
         subject.settle(beside, StepResult((20.0,), 0.01, {}, {1: [5]}))
     subject.resting = 0
     assert not subject.looks(STEP)
-
-
-def test_what_the_table_learnt_is_not_corrected_twice() -> None:
-    costs = table(H100)
-    times = StepTimes(costs)
-    before = times.plain(1, 300)
-    for _ in range(100):
-        times.record_plain(1, 300, 1.2 * before)
-    learnt = times.plain(1, 300)
-    for cell in costs.cells.values():
-        cell.ms *= 1.2
-    times.refresh()
-    assert learnt == pytest.approx(1.2 * before, rel=0.02)
-    assert times.plain(1, 300) == pytest.approx(learnt, rel=0.03)
 
 
 def test_a_new_request_is_no_other_way_to_lose() -> None:

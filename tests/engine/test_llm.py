@@ -269,3 +269,25 @@ def test_speculation_changes_only_while_idle(make_llm: Callable[..., LLM]) -> No
     llm.engine.abort(name)
     llm.engine.step()
     llm.set_speculation(ngram(2))
+
+
+def test_step_times_are_measured_for_speculation_and_kept(
+    make_llm: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain decoding needs none: it starts without, and leaves none behind."""
+    monkeypatch.setenv("WAGER_HOME", str(tmp_path))
+    plain = make_llm()
+    plain.generate([[5, 6]], GREEDY)
+    assert not plain.engine.times.known
+    plain.close()
+    assert not list(tmp_path.rglob("costs/*.json"))
+
+    llm = make_llm()
+    llm.set_speculation(ngram(2))
+    assert llm.engine.times.known
+    (saved,) = tmp_path.rglob("costs/*.json")
+    at_start = saved.read_text()
+    assert len(llm.engine.costs.table(64)) > 5
+    llm.set_speculation(None)
+    llm.set_speculation(ngram(3))
+    assert saved.read_text() == at_start

@@ -264,7 +264,7 @@ def _costs(device: Device) -> StepCosts:
     costs = StepCosts(_never)
     for context in CONTEXTS:
         for rows in ROWS:
-            costs.record(rows, context, device.ms(rows, context, rows * context))
+            costs.cells[rows, context] = device.ms(rows, context, rows * context)
     return costs
 
 

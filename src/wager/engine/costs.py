@@ -1,8 +1,9 @@
-"""What a step costs on this machine: a table by (rows, KV tokens), measured and kept current.
+"""What a step of one request takes on this machine: a table by (rows, context), measured.
 
-Rows are those of the whole step, KV tokens the sum of the context lengths of its requests. A cell
-holds a running median of whole-step times (forward and sampling) in milliseconds;
-between cells the table is interpolated, beyond them it is extended along its last slope.
+A cell holds the shortest time of a whole step (forward and sampling) in milliseconds; between cells
+the table is interpolated, beyond them it is extended along its last slope. It is a shape: what
+steps take at the moment, and in a batch, is learnt from those that the engine makes
+(`control/times.py`), and the table stays as it is meanwhile.
 """
 
 from __future__ import annotations
@@ -23,20 +24,6 @@ CONTEXTS: Final = (64, 1024)
 START_BUDGET_S: Final = 1.6
 CHECK_BUDGET_S: Final = 0.4
 """For a table of an earlier start."""
-_SHARE: Final = 0.01
-
-
-@dataclass(slots=True)
-class Cell:
-    """A running median: each new value moves it by at most a small share, however far it lies."""
-
-    ms: float
-    count: int = 1
-
-    def update(self, ms: float) -> None:
-        self.count += 1
-        most = self.ms * max(_SHARE, 0.5 / self.count)
-        self.ms += min(max(ms - self.ms, -most), most)
 
 
 Measure = Callable[[int, int], float]
@@ -48,7 +35,7 @@ class StepCosts:
     """Step-time table of one model, op set, thread count and KV type."""
 
     run_step: Measure
-    cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
+    cells: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def measure(self, rows: int, context: int, repeats: int = 5) -> list[float]:
         """Milliseconds of ``repeats`` whole steps of one request with that many rows."""
@@ -81,59 +68,36 @@ class StepCosts:
                 ms = self.run_step(rows, context)
                 longest = max(longest, ms / 1e3)
                 key = (rows, _nearest(CONTEXTS, context))
-                found = self.cells.get(key)
-                if found is None or ms < found.ms:
-                    self.cells[key] = Cell(ms, found.count if found else 1)
-
-    def record(self, rows: int, kv_tokens: int, ms: float) -> None:
-        """Take in one measured step, if it is one of a cell's."""
-        context = _nearest(CONTEXTS, kv_tokens)
-        # What a step between two contexts took would blur what context costs.
-        if rows in ROWS and abs(kv_tokens - context) <= context // 4:
-            self._take((rows, context), ms)
-
-    def _take(self, key: tuple[int, int], ms: float) -> None:
-        cell = self.cells.get(key)
-        if cell is None:
-            self.cells[key] = Cell(ms)
-        else:
-            cell.update(ms)
+                self.cells[key] = min(ms, self.cells.get(key, ms))
 
     def table(self, context: int = CONTEXTS[0]) -> dict[int, float]:
         """Milliseconds by rows at the nearest measured context; only what was measured."""
         near = _nearest(CONTEXTS, context)
-        return {r: c.ms for (r, k), c in sorted(self.cells.items()) if k == near}
+        return {r: ms for (r, k), ms in sorted(self.cells.items()) if k == near}
 
     def predict(self, rows: int, context: int) -> float | None:
         """Expected milliseconds of a step, or None where too little was measured."""
         return interpolate(
-            self.table(context) or {r: c.ms for (r, _), c in sorted(self.cells.items())}, rows
+            self.table(context) or {r: ms for (r, _), ms in sorted(self.cells.items())}, rows
         )
 
     def save(self, path: Path) -> None:
         """Write the table, atomically; a full or read-only disk is no error."""
-        rows = [[r, k, c.ms, c.count] for (r, k), c in sorted(self.cells.items())]
-        text = json.dumps({"schema": 1, "cells": rows})
+        rows = [[r, k, ms] for (r, k), ms in sorted(self.cells.items())]
+        text = json.dumps({"schema": 2, "cells": rows})
         with contextlib.suppress(OSError), replacing(path) as file:
             file.write(text.encode())
 
     def load(self, path: Path) -> bool:
-        """Read a saved table; False (and nothing changed) if there is none that can be used.
-
-        The saved values are a start only: their counts are cut so that new steps soon outweigh
-        them.
-        """
+        """Read a saved table; False (and nothing changed) if there is none that can be used."""
         try:
             saved = json.loads(path.read_text())
-            if saved["schema"] != 1:
+            if saved["schema"] != 2:
                 return False
-            cells = {
-                (int(r), int(k)): Cell(float(ms), min(int(count), 4))
-                for r, k, ms, count in saved["cells"]
-            }
+            cells = {(int(r), int(k)): float(ms) for r, k, ms in saved["cells"]}
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        if not cells or not all(0.0 < c.ms < 1e6 for c in cells.values()):
+        if not cells or not all(0.0 < ms < 1e6 for ms in cells.values()):
             return False
         self.cells = cells
         return True

@@ -347,10 +347,6 @@ class Engine:
             prompt_rows=prompt_rows,
             draft_rows=draft_rows,
         )
-        if not prompt_rows and len(works) == 1:
-            # The table is one of single requests.
-            context = works[0].sequence.computed
-            self.costs.record(1 + draft_rows, context, 1e3 * (forward + sample))
 
     # Checks
 

@@ -57,7 +57,8 @@ class LLM:
             ops.close()
             raise
         self.tokenizer = self.model.tokenizer
-        self._load_costs()
+        self._times_known = False
+        self._know_step_times()
 
     def __enter__(self) -> LLM:
         return self
@@ -68,7 +69,6 @@ class LLM:
     def close(self) -> None:
         """Write what is to last, and stop the threads. The object must not be used afterwards."""
         self.engine.close()
-        self.engine.costs.save(self._costs_path)
         self.model.ops.close()
 
     # Answers
@@ -146,6 +146,7 @@ class LLM:
     def set_speculation(self, speculation: Speculation) -> None:
         """Change the method, or decode plainly with None; the weights stay. While idle."""
         self.engine.set_speculation(SpeculationConfig.parse(speculation))
+        self._know_step_times()
 
     def reset_caches(self) -> None:
         """Empty the prefix cache and what drafters learnt across requests. While idle."""
@@ -196,11 +197,16 @@ class LLM:
         kind = f"{self.model.fingerprint[:32]}-{self.engine.kv}-{ops.instruction_set}-{ops.threads}"
         return cache_dir() / "costs" / f"{kind}.json"
 
-    def _load_costs(self) -> None:
+    def _know_step_times(self) -> None:
+        """What steps take on this machine, once there is speculation that is judged by it."""
+        if self._times_known or self.engine.speculation is None:
+            return
         costs = self.engine.costs
         budget = CHECK_BUDGET_S if costs.load(self._costs_path) else START_BUDGET_S
         costs.measure_start(self.engine.max_model_len, budget)
         costs.save(self._costs_path)
+        self.engine.times.refresh()
+        self._times_known = True
 
 
 class Collector:

@@ -95,7 +95,7 @@ def allocate(
     drafted = min(sum(len(o.survival) for o in offers), rows)
     if drafted < 1:
         return Allocation()
-    curve = times.curve(batch.requests, batch.kv_tokens, (1, drafted), batch.prompt_rows)
+    curve = times.curve(batch.requests, batch.kv_tokens, batch.prompt_rows)
     lengths, *figures = chooser()(
         [o.survival for o in offers],
         [o.context for o in offers],
@@ -130,7 +130,8 @@ def choose(
     table_rows: F64,
     table_ms: F64,
     terms: tuple[float, float, float, float],
-    correction: tuple[float, ...],
+    correction_rows: F64,
+    correction_log: F64,
     requests: int,
     most: int,
     plain_ms: float,
@@ -144,7 +145,7 @@ def choose(
     order = np.argsort(-chances, kind="stable")[:most]
     attended = np.cumsum(np.array(contexts, np.float64)[owners[order]])
     tokens = requests + np.cumsum(chances[order])
-    curve = Curve(table_rows, table_ms, terms, correction)
+    curve = Curve(table_rows, table_ms, terms, correction_rows, correction_log)
     ms = curve.ms(requests + np.arange(1.0, len(order) + 1.0), attended)
     cost = (ms + spent_ms) / plain_ms
     gain, pace = tokens / requests - cost, tokens / cost

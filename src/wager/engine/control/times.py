@@ -4,10 +4,12 @@ The shape is that of the engine's cost table, which one request measured:
 
     ms = W(rows) + read * (KV tokens) + attend * (sum over rows of their context)
 
-Real steps correct it by factors: one for all, which follows the machine's clock as plain steps show
-it, and slower ones for plain and for verify steps by their size. What is compared are the two, and
-an error of one would be a loss; so what a plain step takes is told by plain steps alone. Where
-verify steps turn out otherwise than expected, it is time for some (`doubtful`).
+Real steps correct it: a factor for all follows the machine's clock as plain steps show it, slower
+ones by the number of requests say what plain steps take beyond that, and verify steps, which are
+expected to take as much more as their rows do, have slow ones by their size. What is compared are
+plain and verify steps, and an error of one would be a loss; so what a plain step takes is told by
+plain steps alone. Where verify steps turn out otherwise than expected, it is time for some plain
+ones (`doubtful`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ _DOUBT_SHARE: Final = 0.1
 _DOUBT: Final = 0.06
 _LEAST_RUN: Final = 25
 """Verify steps until what they took may ask for plain ones."""
-_REFRESH: Final = 256
 
 
 class StepTimes:
@@ -45,7 +46,6 @@ class StepTimes:
         self._clock = 0.0
         self._plain: dict[int, _Factor] = {}
         self._verify: dict[int, _Factor] = {}
-        self._until_refresh = 0
         self._doubt = 0.0
         self._verified = 0
         self._scalar: dict[float, float] = {}
@@ -62,10 +62,7 @@ class StepTimes:
         return len(self._rows) > 1
 
     def refresh(self) -> None:
-        """Take over the cost table as it is now."""
-        self._until_refresh = _REFRESH
-        learnt = (*self._plain.items(), *self._verify.items())
-        before = [self.weights(2.0 ** (size - 1)) for size, _ in learnt]
+        """Take over the cost table, once it is measured."""
         self._scalar.clear()
         near, far = (self._costs.table(c) for c in CONTEXTS)
         self._read, self._attend = _per_token(near, far)
@@ -76,9 +73,6 @@ class StepTimes:
         self._ms = np.maximum.accumulate(np.array([table[int(r)] for r in self._rows]))
         if len(self._rows) > 1:
             self._slope = (self._ms[-1] - self._ms[-2]) / (self._rows[-1] - self._rows[-2])
-        # The table followed the same steps: what it learnt must not be corrected twice.
-        for (size, factor), ms in zip(learnt, before, strict=True):
-            factor.log -= math.log(self.weights(2.0 ** (size - 1)) / ms)
 
     def calibrated(self, requests: int, prompts: bool) -> bool:
         """Whether plain steps of about that many requests were measured. ``prompts``: of any
@@ -106,32 +100,40 @@ class StepTimes:
 
     def plain(self, requests: int, kv_tokens: int) -> float:
         """Milliseconds of a step in which each request has one row."""
-        base = self.weights(requests) + (self._read + self._attend) * kv_tokens
-        return base * math.exp(self._clock + _log_of(self._plain, requests))
+        shape = self._plain_shape(requests, kv_tokens)
+        return shape * math.exp(self._clock + _log_of(self._plain, requests))
 
-    def curve(
-        self, requests: int, kv_tokens: int, drafted: tuple[int, int], beside: int = 0
-    ) -> Curve:
-        """What verify steps of a batch take, with a number of drafted rows in the range
-        ``drafted``.
+    def _plain_shape(self, requests: int, kv_tokens: int) -> float:
+        return self.weights(requests) + (self._read + self._attend) * kv_tokens
+
+    def curve(self, requests: int, kv_tokens: int, beside: int = 0) -> Curve:
+        """What verify steps of a batch take, by their rows.
 
         With ``beside`` rows of prompts in the step, what the drafts add is reckoned on top of
         those; the prompts' own time is left out.
         """
         base = (self._read + self._attend) * kv_tokens
+        # What plain steps take longer than the table says, a verify step takes longer too, but what
+        # its rows add need not.
+        shape = self._plain_shape(requests, kv_tokens)
+        base += shape * (math.exp(_log_of(self._plain, requests)) - 1.0)
         if beside:
             base += self.weights(requests) - self.weights(requests + beside)
-        # Until one was measured verify steps are off by as much as plain ones.
-        factors = self._verify or self._plain
-        ends = tuple(requests + n for n in drafted)
-        logs = tuple(self._clock + _log_of(factors, n) for n in ends)
-        return Curve(self._rows, self._ms, (self._slope, beside, base, self._attend), ends + logs)
+        terms = (self._slope, beside, base, self._attend)
+        return Curve(self._rows, self._ms, terms, *self._corrections())
+
+    def _corrections(self) -> tuple[F64, F64]:
+        """(rows, logarithm of the correction there), rising: an entry for each size seen."""
+        if not self._verify:
+            return np.ones(1), np.full(1, self._clock)
+        seen = [self._verify[size] for size in sorted(self._verify)]
+        return np.array([f.rows for f in seen]), np.array([self._clock + f.log for f in seen])
 
     def verify(
         self, requests: int, kv_tokens: int, drafted: int, attended: float, beside: int = 0
     ) -> float:
         """Milliseconds of a step with ``drafted`` rows more, which look at ``attended`` tokens."""
-        curve = self.curve(requests, kv_tokens, (drafted, drafted), beside)
+        curve = self.curve(requests, kv_tokens, beside)
         return float(curve.ms(np.array([requests + drafted]), np.array([attended]))[0])
 
     def record_plain(self, requests: int, kv_tokens: int, *measured: float) -> None:
@@ -141,24 +143,21 @@ class StepTimes:
             error = math.log(ms / self.plain(requests, kv_tokens))
             if factor.count >= CALIBRATION:
                 self._clock += _CLOCK_SHARE * min(max(error, -_MOST), _MOST)
-            factor.move(error, _PLAIN_SHARE)
+            factor.move(requests, error, _PLAIN_SHARE)
         self._doubt, self._verified = 0.0, 0
-        self._recorded()
 
     def record_verify(self, requests: int, expected: float, drafted: int, ms: float) -> None:
         """Take in a measured verify step, without what drafting took of it."""
-        factor = _factor(self._verify, requests + drafted)
+        rows = requests + drafted
+        corrected = float(np.interp(rows, *self._corrections()))
+        factor = _factor(self._verify, rows)
         error = math.log(ms / expected)
         if factor.count >= CALIBRATION:
             self._doubt += _DOUBT_SHARE * (error - self._doubt)
             self._verified += 1
-        factor.move(error, _VERIFY_SHARE)
-        self._recorded()
-
-    def _recorded(self) -> None:
-        self._until_refresh -= 1
-        if self._until_refresh <= 0:
-            self.refresh()
+        # Not by the error of what was expected, in which the neighbours had a share: a factor would
+        # go on and on to make up for theirs.
+        factor.move(rows, error + corrected - self._clock - factor.log, _VERIFY_SHARE)
 
 
 class Curve(NamedTuple):
@@ -169,16 +168,16 @@ class Curve(NamedTuple):
     terms: tuple[float, float, float, float]
     """(milliseconds per row beyond the table, rows of prompts, milliseconds on top of the table,
     milliseconds per row and token of its context)"""
-    correction: tuple[float, ...]
-    """(fewest rows, most rows, logarithm of the factor at the fewest, at the most): between the
-    two it goes evenly."""
+    correction_rows: F64
+    correction_log: F64
+    """The logarithm of the correction at some numbers of rows; between two it goes evenly, beyond
+    them it stays."""
 
     def ms(self, rows: F64, attended: F64) -> F64:
         """For several sizes of step at once, in rising order; a larger one takes no less time."""
         slope, beside, base, attend = self.terms
-        first, last, log_first, log_last = self.correction
         ms = _weights(self.table_rows, self.table_ms, slope, rows + beside) + base
-        log = log_first + (log_last - log_first) * (rows - first) / max(last - first, 1.0)
+        log = np.interp(rows, self.correction_rows, self.correction_log)
         return np.maximum.accumulate((ms + attend * attended) * np.exp(log))
 
 
@@ -188,30 +187,36 @@ def _weights(known: F64, ms: F64, slope: float, rows: F64) -> F64:
 
 
 class _Factor:
-    """The logarithm of how much longer steps take than the table says."""
+    """The logarithm of how much longer steps of a size take than the table says; ``rows`` is how
+    many they had on average."""
 
-    __slots__ = ("_first", "count", "log")
+    __slots__ = ("_first", "count", "log", "rows")
 
-    def __init__(self, log: float) -> None:
+    def __init__(self, rows: int, log: float) -> None:
+        self.rows = float(rows)
         self.log = log
         self.count = 0
-        self._first: list[float] = []
+        # What it starts from counts for two: nothing would be bet, and so nothing learnt, for ever
+        # if the first step of a size was one that a pause of the machine fell on.
+        self._first = [log, log]
 
-    def move(self, error: float, share: float) -> None:
+    def move(self, rows: int, error: float, share: float) -> None:
         """``error``: of the time that was expected with this factor."""
         self.count += 1
+        moves = max(1.0 / (1 + self.count), share)
+        self.rows += moves * (rows - self.rows)
         if self.count <= CALIBRATION:
             self._first.append(self.log + error)
             self.log = median(self._first)
         else:
-            self.log += max(1.0 / (1 + self.count), share) * min(max(error, -_MOST), _MOST)
+            self.log += moves * min(max(error, -_MOST), _MOST)
 
 
 def _factor(factors: dict[int, _Factor], rows: int) -> _Factor:
     """That of a size; a new one starts where its neighbour is, as `_log_of` has it."""
     size = rows.bit_length()
     if size not in factors:
-        factors[size] = _Factor(_log_of(factors, rows))
+        factors[size] = _Factor(rows, _log_of(factors, rows))
     return factors[size]
 
 
