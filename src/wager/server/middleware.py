@@ -131,8 +131,8 @@ class OwnNames:
     ``open_paths``.
 
     The name of a page elsewhere can be made to mean this machine (DNS rebinding), and a browser
-    then lets that page read what is answered. Addresses, localhost and the machine's own name cannot
-    be had by others; the hosts of ``origins`` are trusted, and ``*`` among them trusts all.
+    then lets that page read what is answered. Addresses, localhost and the machine's own name
+    cannot be had by others; the hosts of ``origins`` are trusted, and ``*`` among them trusts all.
     """
 
     def __init__(

@@ -117,7 +117,9 @@ def _health() -> dict[str, Any]:
 
 
 def _get(summary: str, content: dict[str, Any], *refusals: str) -> dict[str, Any]:
-    return {"get": {"summary": summary, "responses": _responses(content, ("401", "403", *refusals))}}
+    return {
+        "get": {"summary": summary, "responses": _responses(content, ("401", "403", *refusals))}
+    }
 
 
 def _post(summary: str, body: str, reply: str, chunk: str | None = None) -> dict[str, Any]:
