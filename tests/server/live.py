@@ -86,7 +86,7 @@ def ask(http: httpx2.AsyncClient) -> asyncio.Task[httpx2.Response]:
 
 def request_bytes(more: str = "") -> bytes:
     """``more``: a header, with its end."""
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n{more}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n{more}\r\n"
     return head.encode() + b"{}"
 
 
@@ -106,6 +106,16 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert loop.time() < end, "it did not come"
         await asyncio.sleep(0.005)
+
+
+def read_until(client: socket.socket, wanted: bytes) -> bytes:
+    """What comes up to and with ``wanted``, in however many pieces."""
+    found = b""
+    while wanted not in found:
+        part = client.recv(4096)
+        assert part, f"closed before {wanted!r} came: {found!r}"
+        found += part
+    return found
 
 
 async def closed(client: socket.socket) -> bytes:

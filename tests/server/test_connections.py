@@ -19,13 +19,14 @@ from tests.server.live import (
     Large,
     closed,
     connected,
+    read_until,
     request_bytes,
     running,
     until,
 )
 from wager.server import connections, lifetime, run
 
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_one_that_goes_on_behind_its_reply_is_closed(impatient: Callable[..., No
         impatient(idle=0.2)
         async with running(Held(), api_keys=("one",)) as (server, _, _task):
             client = connected(server)
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
             client.sendall(head)
             assert b" 401 " in await asyncio.to_thread(client.recv, 100)
 
@@ -290,7 +291,7 @@ def test_one_that_is_answered_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> 
             assert await closed(late) == b""
             held.go.set()
             for client in busy:
-                assert b"done" in await asyncio.to_thread(client.recv, 1000)
+                await asyncio.to_thread(read_until, client, b"done")
                 client.close()
 
     asyncio.run(body())

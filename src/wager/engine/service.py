@@ -309,6 +309,10 @@ class AsyncLLM:
         with self._door:
             self._closed = True
         left = list(self._taken.values())
+        # Before anybody is told: whoever is looks how it stands.
+        self._taken.clear()
+        self._in_steps = 0
+        self._busy = False
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, _Add):
@@ -319,9 +323,6 @@ class AsyncLLM:
             error = ConfigError(reason)
             error.__cause__ = self._failed
             _hand_out(ticket.loop, [(ticket.inbox, error)])
-        self._taken.clear()
-        self._in_steps = 0
-        self._busy = False
         self.llm.close()
 
 

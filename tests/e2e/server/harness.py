@@ -322,7 +322,7 @@ def events(lines: list[str]) -> list[dict[str, Any]]:
 def request_bytes(path: str, body: bytes, *headers: str, method: str = "POST") -> bytes:
     """An HTTP request as bytes."""
     lines = [
-        f"{method} {path} HTTP/1.1", "host: test", "content-type: application/json",
+        f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json",
         f"content-length: {len(body)}", *headers,
     ]  # fmt: skip
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

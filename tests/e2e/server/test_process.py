@@ -79,7 +79,7 @@ def opened(port: int, body: dict[str, Any]) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
     content = json.dumps(body).encode()
     head = (
-        f"POST {TEXT} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(content)}\r\n\r\n"
     )
     connection.sendall(head.encode() + content)
