@@ -157,7 +157,9 @@ def test_a_model_that_cannot_be_served_ends_it(tmp_path: Path) -> None:
 def test_a_server_that_was_killed_starts_again_at_once(tiny_path: Path) -> None:
     port = free_port()
     body = json.dumps({**GREEDY, "max_tokens": 400, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     for _ in range(2):
         with started(tiny_path, port) as process:
             ready_line(process)
@@ -246,7 +248,7 @@ def test_a_client_that_hangs_up_ends_its_request() -> None:
         async with running(held) as (server, _, _task):
             port = server._service.options.port
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
             writer.write(head.encode())
             await asyncio.wait_for(held.working.wait(), PATIENCE_S)
             assert len(server._service.endings) == 1

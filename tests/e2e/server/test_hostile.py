@@ -98,27 +98,27 @@ def test_paths_that_are_none(path: str, live: Live) -> None:
 # Bytes that are no HTTP
 
 
+HOST = b"host: localhost\r\n"
 BROKEN: dict[str, bytes] = {
     "noise": bytes(range(256)) * 4,
     "a handshake of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
     "no version": b"POST /v1/completions\r\n\r\n",
-    "another version": b"POST /v1/completions HTTP/9.9\r\nhost: localhost\r\n\r\n",
-    "two lengths": b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n"
+    "another version": b"POST /v1/completions HTTP/9.9\r\n" + HOST + b"\r\n",
+    "two lengths": b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"content-length: 5\r\n"
     b"content-length: 6\r\n\r\n{}   ",
-    "a negative length": b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
-    "a length that is none": b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n",
-    "length and chunks": b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n"
+    "a negative length": b"POST /v1/completions HTTP/1.1\r\n"
+    + HOST
+    + b"content-length: -1\r\n\r\n",
+    "a length that is none": b"POST /v1/models HTTP/1.1\r\n" + HOST + b"content-length: x\r\n\r\n",
+    "length and chunks": b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"content-length: 4\r\n"
     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a broken chunk": b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-    b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
-    "a header of 1 MB": b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: "
-    + b"y" * MIB
-    + b"\r\n\r\n",
-    "10,000 headers": b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
-    + b"x: y\r\n" * 10_000
-    + b"\r\n",
-    "a path of 1 MB": b"GET /" + b"p" * MIB + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-    "a header cut in two": b"GET /health HTTP/1.1\r\nhost: localhost\r\nx\x00y: \xff\xfe\r\n\r\n",
+    "a broken chunk": b"POST /v1/completions HTTP/1.1\r\n"
+    + HOST
+    + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "a header of 1 MB": b"GET /health HTTP/1.1\r\n" + HOST + b"x: " + b"y" * MIB + b"\r\n\r\n",
+    "10,000 headers": b"GET /health HTTP/1.1\r\n" + HOST + b"x: y\r\n" * 10_000 + b"\r\n",
+    "a path of 1 MB": b"GET /" + b"p" * MIB + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a header cut in two": b"GET /health HTTP/1.1\r\n" + HOST + b"x\x00y: \xff\xfe\r\n\r\n",
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
 }
 
