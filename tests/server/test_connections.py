@@ -80,7 +80,7 @@ def test_one_that_goes_on_behind_its_reply_is_closed(impatient: Callable[..., No
         impatient(idle=0.2)
         async with running(Held(), api_keys=("one",)) as (server, _, _task):
             client = connected(server)
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
+            head = b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
             client.sendall(head)
             assert b" 401 " in await asyncio.to_thread(client.recv, 100)
 

@@ -210,7 +210,8 @@ def serving(
     """A server over ``model``. ``served`` are fields of ServerOptions, the rest is the engine's."""
     engine = {"threads": 1, "check_integrity": True, "weights": "f32", **engine}
     given = dict(served or {})
-    with socket.socket() as listening:
+    # As the server's own: asyncio sends small pieces at once on sockets that say they are TCP's.
+    with socket.socket(proto=socket.IPPROTO_TCP) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]

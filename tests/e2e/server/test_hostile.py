@@ -169,7 +169,9 @@ def test_200_mb_are_refused_before_they_are_read(chunked: bool, live: Live) -> N
     size, piece = 200 * MIB, b" " * (MIB // 4)
     before = resident()
     kind = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
-    head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{kind}\r\n\r\n"
+    head = (
+        f"POST {TEXT} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n{kind}\r\n\r\n"
+    )
     sent = 0
     with live.connect() as connection:
         try:
