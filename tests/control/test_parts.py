@@ -223,6 +223,20 @@ def test_what_a_plain_step_takes_is_told_by_plain_steps_alone(factor: float) -> 
     assert times.verify(1, 300, 8, 2400) == pytest.approx(true, rel=0.02)
 
 
+def test_a_step_as_long_as_expected_moves_nothing() -> None:
+    times = StepTimes(table(TWO_CORES))
+    for drafted, factor in ((1, 1.1), (5, 1.3), (20, 0.9)) * 20:
+        raw = StepTimes(table(TWO_CORES)).verify(1, 300, drafted, 300.0 * drafted)
+        times.record_verify(
+            1, times.verify(1, 300, drafted, 300.0 * drafted), drafted, factor * raw
+        )
+    for drafted in (1, 3, 5, 9, 14, 20, 40):
+        expected = times.verify(1, 300, drafted, 300.0 * drafted)
+        for _ in range(8):
+            times.record_verify(1, expected, drafted, expected)
+        assert times.verify(1, 300, drafted, 300.0 * drafted) == pytest.approx(expected, rel=0.01)
+
+
 def test_a_first_step_that_was_held_up_says_nothing() -> None:
     """Where that stopped all bets nothing would be learnt any more."""
     times = StepTimes(table(TWO_CORES))

@@ -126,8 +126,23 @@ class StepTimes:
         """(rows, logarithm of the correction there), rising: an entry for each size seen."""
         if not self._verify:
             return np.ones(1), np.full(1, self._clock)
-        seen = [self._verify[size] for size in sorted(self._verify)]
+        seen = self._seen()
         return np.array([f.rows for f in seen]), np.array([self._clock + f.log for f in seen])
+
+    def _seen(self) -> list[_Factor]:
+        return [self._verify[size] for size in sorted(self._verify)]
+
+    def _correction(self, rows: int) -> float:
+        """The same at a number of rows, without the clock."""
+        before = None
+        for one in self._seen():
+            if rows <= one.rows:
+                if before is None:
+                    return one.log
+                share = (rows - before.rows) / (one.rows - before.rows)
+                return before.log + share * (one.log - before.log)
+            before = one
+        return before.log if before is not None else 0.0
 
     def verify(
         self, requests: int, kv_tokens: int, drafted: int, attended: float, beside: int = 0
@@ -138,7 +153,8 @@ class StepTimes:
 
     def record_plain(self, requests: int, kv_tokens: int, *measured: float) -> None:
         """Take in measured plain steps, without what drafting took of them."""
-        factor = _factor(self._plain, requests)
+        start = _Factor(requests, _log_of(self._plain, requests))
+        factor = self._plain.setdefault(requests.bit_length(), start)
         for ms in measured:
             error = math.log(ms / self.plain(requests, kv_tokens))
             if factor.count >= CALIBRATION:
@@ -149,15 +165,15 @@ class StepTimes:
     def record_verify(self, requests: int, expected: float, drafted: int, ms: float) -> None:
         """Take in a measured verify step, without what drafting took of it."""
         rows = requests + drafted
-        corrected = float(np.interp(rows, *self._corrections()))
-        factor = _factor(self._verify, rows)
+        corrected = self._correction(rows)
+        factor = self._verify.setdefault(rows.bit_length(), _Factor(rows, corrected))
         error = math.log(ms / expected)
         if factor.count >= CALIBRATION:
             self._doubt += _DOUBT_SHARE * (error - self._doubt)
             self._verified += 1
         # Not by the error of what was expected, in which the neighbours had a share: a factor would
         # go on and on to make up for theirs.
-        factor.move(rows, error + corrected - self._clock - factor.log, _VERIFY_SHARE)
+        factor.move(rows, error + corrected - factor.log, _VERIFY_SHARE)
 
 
 class Curve(NamedTuple):
@@ -210,14 +226,6 @@ class _Factor:
             self.log = median(self._first)
         else:
             self.log += moves * min(max(error, -_MOST), _MOST)
-
-
-def _factor(factors: dict[int, _Factor], rows: int) -> _Factor:
-    """That of a size; a new one starts where its neighbour is, as `_log_of` has it."""
-    size = rows.bit_length()
-    if size not in factors:
-        factors[size] = _Factor(rows, _log_of(factors, rows))
-    return factors[size]
 
 
 def _log_of(factors: dict[int, _Factor], rows: int) -> float:
