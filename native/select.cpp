@@ -113,7 +113,8 @@ int32_t select_token(const Kernels& kernels, const float* logits, int64_t n,
     thread_local std::vector<float> maxima, kept;
     const Top top = checked_top(kernels, logits, n, maxima);
     if (params.temperature == 0.0) return top.id;
-    const float inverse = float(std::min(1.0 / params.temperature, 3e38));
+    // Never 0: times an excluded logit (-inf) that is NaN, which no comparison keeps out.
+    const float inverse = float(std::clamp(1.0 / params.temperature, 1e-37, 3e38));
     Row row{kernels, logits, n, maxima, kept, top.value, inverse};
     float bound = LOWEST;
     if (params.top_k > 0 && params.top_k < n) bound = row.top_k_bound(params.top_k);

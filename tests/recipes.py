@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from wager import LLM, SamplingParams
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
 from wager.speculation import MethodConfig
 from wager.types import NO_DRAFT, CompletionOutput, Draft
+
+PATIENCE_S: Final = 300.0
+"""Bounds a hang, and measures nothing: a test that waits this long has failed, also where all the
+machine is busy with something else."""
 
 
 class _Remembering:

@@ -279,6 +279,7 @@ def write_tiny_gguf(
     pre: str = "gpt-2",
     architecture: str = "llama",
     rope_factors: Sequence[float] | None = None,
+    template: str | Sequence[Mapping[str, str]] | None = None,
 ) -> Path:
     """The same model as `write_tiny_hf` as one GGUF file; returns ``path``.
 
@@ -303,6 +304,7 @@ def write_tiny_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocab)
     _add_gguf_tokenizer(writer, tokenizer_vocab or vocab, pre)
+    writer.add_chat_template(template or CHAT_TEMPLATE)
     kind = gguf.GGMLQuantizationType[tensor_type]
     for name, weight in random_weights(shape, seed).items():
         if "q_proj" in name or "k_proj" in name:
@@ -333,4 +335,3 @@ def _add_gguf_tokenizer(writer: Any, size: int, pre: str) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)

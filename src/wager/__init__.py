@@ -11,21 +11,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wager.config import EngineConfig, SamplingParams
+from wager.config import EngineConfig, SamplingParams, StructuredOutput
 from wager.errors import WagerError
 from wager.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
-    from wager.engine.llm import LLM, AsyncLLM
+    from wager.engine.llm import LLM
+    from wager.engine.service import AsyncLLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "EngineConfig", "SamplingParams", "SpeculationConfig", "WagerError"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EngineConfig",
+    "SamplingParams",
+    "SpeculationConfig",
+    "StructuredOutput",
+    "WagerError",
+]
 
 
 def __getattr__(name: str) -> Any:
     # Importing the engine loads numpy and the extension; `import wager` alone must not.
-    if name in ("LLM", "AsyncLLM"):
-        from wager.engine import llm
+    if name == "LLM":
+        from wager.engine.llm import LLM
 
-        return getattr(llm, name)
+        return LLM
+    if name == "AsyncLLM":
+        from wager.engine.service import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module 'wager' has no attribute {name!r}")

@@ -5,7 +5,8 @@ WagerError
 |-- ModelError       a model that cannot be used
 |   |-- CorruptFile        a file whose bytes contradict themselves
 |   `-- UnsupportedModel   a sound file of a kind that is not supported
-`-- RequestError     one request that cannot be served; others go on
+|-- RequestError     one request that cannot be served; others go on
+`-- Unavailable      what a request needs cannot be had now, for no fault of its own
 """
 
 from __future__ import annotations
@@ -33,3 +34,19 @@ class UnsupportedModel(ModelError):
 
 class RequestError(WagerError):
     """A request that cannot be served (too long, bad sampling option); names the field."""
+
+
+class Unavailable(WagerError):
+    """What a request needs cannot be had now, for no fault of its own; names the field."""
+
+
+class NoTokenLeft(ValueError):
+    """The options of a request exclude every token at some place of its answer."""
+
+
+class FormFault(NoTokenLeft):
+    """The form that an answer has to have allows no way on, or cannot be followed."""
+
+
+class FormLost(ValueError):
+    """What follows the form of an answer is gone, for no fault of the form."""

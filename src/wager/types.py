@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+NO_TOKEN_LEFT: Final = "the options of the request leave no token"
+"""How the stop reason begins of a sequence that was aborted for that; so with these:"""
+FORM_FAULT: Final = "the form of the answer cannot be followed"
+FORM_LOST: Final = "what follows the form of the answer was lost"
 # Finest first.
 WeightKind: TypeAlias = Literal["f32", "int8", "int4"]
 KvKind: TypeAlias = Literal["f32", "f16"]
@@ -41,7 +45,7 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one output token under the target's own (untempered) distribution.
+    """Log-probability of one token under the target's own (untempered) distribution.
 
     ``top`` holds the most likely alternatives, best first, as (token id, log-probability).
     """
@@ -160,7 +164,13 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answer to one prompt, or, while streaming, what is new since the last one."""
+    """The answer to one prompt, or, while streaming, what is new since the last one.
+
+    Times are seconds since the request arrived: ``queue_s`` until it first took part in a step.
+    ``draft_ms`` (of the drafters) and ``verify_ms`` (of the steps that verified its drafts) are its
+    share so far: a step's time is shared equally by the requests in it. ``prompt_logprobs``, one
+    entry per prompt token and None for the first, come with the first tokens of the answer.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -169,3 +179,7 @@ class RequestOutput:
     cached_tokens: int = 0
     first_token_s: float | None = None
     total_s: float | None = None
+    queue_s: float | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import wager
+from tests.recipes import PATIENCE_S
 from wager.bench.workloads.generated import RECIPES
 from wager.cli import main as cli
 from wager.cli.status import INTERRUPTED
@@ -226,4 +227,4 @@ def test_a_closed_pipe_is_quiet() -> None:
     child.stdout.close()
     assert child.stderr.read() == ""
     child.stderr.close()
-    assert child.wait(timeout=30) != 0
+    assert child.wait(timeout=PATIENCE_S) != 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes import recipe
+from tests.recipes import PATIENCE_S, recipe
 from tests.tiny import write_tiny_hf
 from wager import LLM, SamplingParams
 from wager.cli.chat import Session
@@ -263,7 +263,7 @@ def test_colours_on_a_terminal_only(tiny_path: Path) -> None:
             while part := os.read(ours, 4096):
                 parts.append(part)
         os.close(ours)
-        assert child.wait(timeout=60) == 0
+        assert child.wait(timeout=PATIENCE_S) == 0
         return b"".join(parts).decode().replace("\r\n", "\n")
 
     coloured = on_terminal()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.external.pretend import program, recorded
+from tests.recipes import PATIENCE_S
 from wager.cli.main import main
 from wager.external import watchdog
 from wager.external.process import free_port
@@ -104,7 +105,7 @@ def test_it_serves_what_was_tuned_until_a_signal(
         lines = lines_until(process, "drafting")
         assert left_of(port)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
         # The dummy has no handler for SIGTERM, which is what it gets.
         assert process.returncode == 128 + signal.SIGTERM
     place = f"--host 127.0.0.1 --port {port}"
@@ -126,7 +127,7 @@ def test_a_command_of_the_users(tmp_path: Path, model: str, llama: str) -> None:
     with serving(*given, *tuned, "--host", "127.0.0.1", "--", "--alias", "a") as process:
         lines = lines_until(process, "drafting")
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     place = f"--host 127.0.0.1 --port {port} -m {model}"
     assert lines[0] == f"env A=1 {llama} {place} {' '.join(ARGUMENTS)} --alias a --last"
     assert lines[-1] == "wager: drafting is in effect (its page /slots)"
@@ -139,7 +140,7 @@ def test_nothing_is_left_when_it_is_killed(model: str, llama: str) -> None:
     with serving(*given) as process:
         lines_until(process, "drafting")
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     for _ in range(200):
         if not left_of(port):
             return
@@ -160,7 +161,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, model: str) -> None:
         signal.sigtimedwait([], 0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 128 + signal.SIGKILL
     assert not left_of(port)
 
@@ -177,7 +178,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored(model: str, llama: str) -> No
             signal.sigtimedwait([], 0.5)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGTERM
@@ -197,7 +198,7 @@ def test_another_version_is_refused_unless_forced(tmp_path: Path, model: str, ll
     given = ["--engine", "llamacpp", model, "--engine-program", llama, "--tuned", tuned]
     port = str(free_port())
     with serving(*given, "--port", port) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     said = (
         "measured on llama.cpp b9, and this is b0-unknown; run `wager tune` again, or say --force"
@@ -211,9 +212,9 @@ def test_another_version_is_refused_unless_forced(tmp_path: Path, model: str, ll
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "engine: wager's own server is not there yet; use `wager run` or `wager bench`"),
+        (["--threads", "2"], "threads: is an option of wager's own engine"),
         (["--engine", "ollama"], "engine: Ollama runs as a service of its own and has no n-gram"),
-        (["--engine", "tgi"], "engine: must be one of vllm, sglang, llamacpp; got 'tgi'"),
+        (["--engine", "tgi"], "engine: must be one of own, vllm, sglang, llamacpp; got"),
         (["--arm", "plain,ngram:k=4"], "arm: a server runs one arm, and these are 2: plain, ngram"),
         (["--arm", "ngram:k=4", "-sc", "{}"], "arm: give one of --tuned, --arm and"),
         (["-sc", "[]"], "speculative-config: must be a JSON object"),

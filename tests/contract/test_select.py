@@ -105,6 +105,31 @@ def test_a_huge_temperature_is_uniform(ops: OpSet) -> None:
     assert chi_square(counts, np.full(4, 0.25)) < 16.3  # 3 degrees of freedom, p = 0.001
 
 
+@pytest.mark.parametrize("temperature", [1e38, 1e46, 1e50, 1e300, 1.7e308])
+def test_a_huge_temperature_beside_excluded_tokens(ops: OpSet, temperature: float) -> None:
+    """Whatever the lane that the only one allowed is in, and its block."""
+    for allowed in (5, 6, 7, 8, 64, 129):
+        logits = np.full(130, -np.inf, np.float32)
+        logits[allowed] = 1.5
+        for filters in ({}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}):
+            chosen = params(temperature, **filters)  # type: ignore[arg-type]
+            assert ops.select(logits, chosen, 3) == allowed
+            scaled, kept = survivors(logits, chosen)
+            assert kept.tolist() == [allowed]
+            assert not np.isnan(scaled).any()
+
+
+@pytest.mark.parametrize("temperature", [1e50, 1e308])
+def test_a_huge_temperature_is_uniform_over_what_is_allowed(ops: OpSet, temperature: float) -> None:
+    logits = np.full(300, -np.inf, np.float32)
+    allowed = [4, 70, 130, 255, 289]
+    logits[allowed] = [0.0, 3.0, -2.0, 1.0, 5.0]
+    picked = [ops.select(logits, params(temperature), position) for position in range(1000)]
+    counts = np.bincount(picked, minlength=300)
+    assert counts.sum() == counts[allowed].sum()
+    assert chi_square(counts[allowed], np.full(5, 0.2)) < 18.5  # 4 degrees of freedom, p = 0.001
+
+
 def chi_square(counts: np.ndarray, share: np.ndarray) -> float:
     expected = counts.sum() * share
     return float(((counts - expected) ** 2 / expected).sum())

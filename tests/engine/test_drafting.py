@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from wager.drafters.base import DrafterNeeds, DraftHost, DraftQuery
-from wager.engine import drafting
 from wager.engine.drafting import Drafters, GuardedDrafter, cut_after_end
 from wager.types import NO_DRAFT, Draft
 
@@ -56,8 +54,9 @@ class Told:
         self._note("close", None)
 
 
-def together(*members: Told) -> Drafters:
-    return Drafters([GuardedDrafter(member, V) for member in members])
+def together(*members: Told, clock: Callable[[], float] = lambda: 0.0) -> Drafters:
+    """Takes no time unless it is told to: a machine that stands still is no drafter's fault."""
+    return Drafters([GuardedDrafter(member, V, clock=clock) for member in members])
 
 
 def queries(*requests: int, limit: int = 4) -> list[DraftQuery]:
@@ -93,6 +92,31 @@ def test_a_draft_is_no_longer_than_asked_for() -> None:
     assert (found.tokens, found.match_length) == ((1, 2, 3), 2)
     assert found.distributions is not None
     assert len(found.distributions) == 3
+
+
+@pytest.mark.parametrize(("model", "off"), [(False, True), (True, False)])
+def test_one_that_takes_too_long_is_off_for_those_who_asked(model: bool, off: bool) -> None:
+    """But not one with a model: what that takes is in proportion to the text."""
+    now = 0.0
+    slow = Told({1: draft(1), 2: draft(2)})
+    subject = GuardedDrafter(slow, V, clock=lambda: now)
+    subject.needs_blocks = model
+    note = slow._note
+
+    def takes(call: str, what: Any) -> None:
+        nonlocal now
+        now += {"start": 0.1, "propose": 1.5}.get(call, 0.0)
+        note(call, what)
+
+    slow._note = takes  # type: ignore[method-assign]
+    subject.start(1, [5], "")
+    assert subject.failures == 0
+    # What it found is right all the same.
+    assert subject.propose(queries(1)) == [draft(1)]
+    assert subject.failures == int(off)
+    assert subject.propose(queries(1, 2))[0] == (NO_DRAFT if off else draft(1))
+    assert slow.calls[-1] == ("propose", [2] if off else [1, 2])
+    assert subject.seconds == pytest.approx(3.1)
 
 
 def test_a_member_that_fails_is_off_for_those_who_asked(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,12 +202,10 @@ def test_as_many_drafts_as_questions() -> None:
     assert subject.failures == 2
 
 
-def test_all_time_in_the_drafters_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_time_in_the_drafters_counts() -> None:
     """That of requests that end too."""
     ticks = iter(range(1000))
-    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    monkeypatch.setattr(drafting, "time", clock)
-    subject = together(Told({}), Told({}))
+    subject = together(Told({}), Told({}), clock=lambda: float(next(ticks)))
     subject.start(1, [1], "")
     subject.observe(1, [1])
     subject.propose(queries(1))

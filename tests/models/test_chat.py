@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 
 import pytest
@@ -82,17 +81,9 @@ def test_a_template_that_does_not_parse() -> None:
         ChatTemplate("x" * (1 << 21), {}, "model")
 
 
-@pytest.mark.parametrize(
-    ("messages", "fragment"),
-    [
-        ([], "there is none"),
-        ([{"content": "Hi"}], "number 1 has no text as 'role'"),
-        ([*HI, {"role": "user", "content": None}], "number 2 has no text as 'content'"),
-    ],
-)
-def test_messages_are_checked(messages: list[dict[str, str]], fragment: str) -> None:
-    with pytest.raises(RequestError, match=re.escape(fragment)):
-        render("x", messages)
+def test_generation_blocks_print_what_is_inside() -> None:
+    text = "{% for m in messages %}{% generation %}<{{ m.role }}>{% endgeneration %}{% endfor %}."
+    assert render(text) == "<user>."
 
 
 def test_what_a_template_changes_is_not_the_callers() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -374,27 +373,6 @@ def test_the_error_of_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> No
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(CorruptFile, match="changed while it was read"):
         checkpoint.tensors["model.norm.weight"].read(0, 64)
-
-
-def test_generation_defaults(tmp_path: Path) -> None:
-    directory = write_tiny_hf(tmp_path / "hf")
-    settings = directory / "generation_config.json"
-
-    def of(**values: Any) -> Any:
-        settings.write_text(json.dumps(values))
-        generation = load(directory).generation
-        return generation.temperature, generation.top_k, generation.top_p, generation.eos_ids
-
-    assert of(temperature=0.8, top_k=40, top_p=0.95, eos_token_id=[5, 2]) == (
-        0.8, 40, 0.95, (0, 2, 5))  # fmt: skip
-    assert of() == (1.0, 0, 1.0, (0, 2))
-    assert of(do_sample=False, temperature=0.7) == (0.0, 0, 1.0, (0, 2))
-    settings.unlink()
-    assert load(directory).generation.eos_ids == (0, 2)
-    for bad in ({"temperature": -1}, {"top_p": 0}, {"top_k": 1.5}, {"temperature": "hot"},
-                {"eos_token_id": 288}, {"eos_token_id": "</s>"}):  # fmt: skip
-        with pytest.raises(CorruptFile):
-            of(**bad)
 
 
 def test_unfinished_files_go_after_a_day(tmp_path: Path) -> None:

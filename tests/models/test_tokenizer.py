@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,17 +224,57 @@ def test_directories(tmp_path: Path) -> None:
         from_directory(directory)
 
 
-def test_a_template_by_name(tmp_path: Path) -> None:
-    directory = write_tiny_hf(tmp_path)
-    named = [
-        {"name": "tool_use", "template": "T"},
-        {"name": "default", "template": "{{bos_token}}D"},
-    ]
-    settings = {"chat_template": named, "bos_token": {"content": SPECIALS[1]}}
+TALK = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+NAMED = [
+    {"name": "tool_use", "template": "T{{ tools | length }}"},
+    {"name": "default", "template": "{{bos_token}}D"},
+    {"name": "rag", "template": "R"},
+]
+
+
+def with_settings(path: Path, template: object) -> Tokenizer:
+    directory = write_tiny_hf(path)
+    settings = {"chat_template": template, "bos_token": {"content": SPECIALS[1]}}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = from_directory(directory)
-    assert tokenizer.chat([{"role": "user", "content": "Hi"}]) == "<|im_start|>D"
+    return from_directory(directory)
+
+
+def with_files(path: Path) -> Tokenizer:
+    tokenizer = with_settings(path, "of the settings")
+    assert tokenizer.chat(TALK) == "of the settings"
+    (path / "additional_chat_templates").mkdir()
+    for one in NAMED:
+        name = f"additional_chat_templates/{one['name']}"
+        file = "chat_template" if one["name"] == "default" else name
+        (path / f"{file}.jinja").write_text(one["template"])
+    return from_directory(path)
+
+
+def in_gguf(path: Path) -> Tokenizer:
+    return from_gguf(read_gguf(write_tiny_gguf(path / "m.gguf", template=NAMED)))
+
+
+@pytest.mark.parametrize("made", [lambda path: with_settings(path, NAMED), with_files, in_gguf])
+def test_templates_by_name(tmp_path: Path, made: Callable[[Path], Tokenizer]) -> None:
+    """The one for tools where there are tools."""
+    tokenizer = made(tmp_path)
     assert tokenizer.bos_id == 1
+    assert tokenizer.chat(TALK) == tokenizer.chat(TALK, tools=[]) == "<|im_start|>D"
+    assert tokenizer.chat(TALK, tools=TOOLS) == "T1"
+    assert tokenizer.chat_template == tokenizer.template_text(tools=False) == "{{bos_token}}D"
+    assert tokenizer.template_text(tools=True) == "T{{ tools | length }}"
+
+
+def test_a_template_that_has_no_company(tmp_path: Path) -> None:
+    alone = with_settings(tmp_path / "a", [{"name": "chatml", "template": "C"}])
+    assert alone.chat(TALK) == "C"
+    assert alone.template_text(tools=True) == "C"
+    # Which of these is meant nobody can know.
+    two = [{"name": "one", "template": "1"}, {"name": "two", "template": "2"}]
+    assert not with_settings(tmp_path / "b", two).has_chat_template
+    for broken in ([{"name": "default"}], [5], {"default": "x"}, 7, None):
+        assert not with_settings(tmp_path / "c", broken).has_chat_template
 
 
 def test_other_decoders_are_refused(tmp_path: Path) -> None:

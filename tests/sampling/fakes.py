@@ -43,9 +43,26 @@ class FakeDetokenizer:
 
 class FakeTokenizer:
     vocab_size = VOCAB
+    special_ids = frozenset({EOS})
 
     def stream(self, prompt_ids: Sequence[int] = ()) -> FakeDetokenizer:
         return FakeDetokenizer()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return PIECES[token_id] if token_id < VOCAB else b""
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """The longest piece first; what no piece begins with is left out."""
+        rest, ids = text.encode(), []
+        while rest:
+            fitting = [i for i in range(1, VOCAB) if rest.startswith(PIECES[i])]
+            best = max(fitting, key=lambda i: len(PIECES[i]), default=None)
+            ids += [] if best is None else [best]
+            rest = rest[1 if best is None else len(PIECES[best]) :]
+        return ids
+
+
+TOKENIZER: Any = FakeTokenizer()
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -68,7 +85,7 @@ def _logits(history: tuple[int, ...]) -> NDArray[np.float32]:
 def sequence(params: SamplingParams, **changes: Any) -> SequenceState:
     options: dict[str, Any] = {
         "seed": params.seed or 0, "choice": 0, "prompt_ids": PROMPT, "eos_ids": (EOS,),
-        "tokenizer": FakeTokenizer(), "max_total": 10_000,
+        "tokenizer": TOKENIZER, "max_total": 10_000,
     }  # fmt: skip
     return SequenceState(params, **(options | changes))
 

@@ -163,6 +163,19 @@ def test_min_tokens_bans_only_where_it_must() -> None:
     assert process(ROW, state) is ROW
 
 
+@pytest.mark.parametrize("picked", [-1, VOCAB])
+def test_what_is_no_token_ends_the_sequence_alone(picked: int) -> None:
+    """Fed back to the model it would end the engine."""
+
+    class Broken(RecordingOps):
+        def select(self, logits: F32, params: SelectParams, position: int) -> int:
+            return picked
+
+    ops: Any = Broken()
+    with pytest.raises(ValueError, match=f"token {picked} was picked"):
+        sequence(SamplingParams()).pick(ROW, ops)
+
+
 def test_ignored_end_tokens_are_not_banned() -> None:
     ops = RecordingOps()
     row = np.zeros(VOCAB, np.float32)

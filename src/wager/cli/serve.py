@@ -1,4 +1,4 @@
-"""`wager serve`: an engine in the foreground, started with what `wager tune` found."""
+"""`wager serve`: the own server, or another engine started with what `wager tune` found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from wager.arms import PLAIN, Arm, arm_of, parse_arms
 from wager.cli import bench_options as of
+from wager.cli import serve_own as own
 from wager.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,14 +23,17 @@ _STANDARD_ERROR: Final = 2
 Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", show_default=False,
-                   help="As the engine wants it: a directory or name on the hub, a .gguf file."),
+                   help="A pulled name, a directory or a .gguf file; with --engine as that engine "
+                        "wants it."),
 ]  # fmt: skip
 Passed = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- ENGINE OPTIONS...", show_default=False,
-                   help="After a `--`: passed on to the engine as they are."),
+                   help="With --engine, after a `--`: passed on to it as they are."),
 ]  # fmt: skip
-Engine = Annotated[str, typer.Option("--engine", help="vllm, sglang or llamacpp.")]
+Engine = Annotated[
+    str, typer.Option("--engine", help="own, or another one: vllm, sglang or llamacpp.")
+]
 TunedFile = Annotated[
     Path | None,
     typer.Option("--tuned", metavar="FILE", show_default=False,
@@ -43,7 +47,7 @@ OneArm = Annotated[
 Speculation = Annotated[
     str | None,
     typer.Option("--speculative-config", "-sc", metavar="JSON", show_default=False,
-                 help="The same in vLLM's JSON."),
+                 help="The same in vLLM's JSON (docs/speculation.md)."),
 ]  # fmt: skip
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.", min=1, max=65535)]
@@ -62,26 +66,86 @@ def serve(
     speculative_config: Speculation = None,
     host: Host = "127.0.0.1",
     port: Port = _DEFAULT_PORT,
+    force: Force = False,
+    served_model_name: own.ServedModelName = None,
+    api_key: own.ApiKeys = None,
+    allowed_origins: own.AllowedOrigins = None,
+    max_queue: own.MaxQueue = None,
+    max_body: own.MaxBody = None,
+    max_prompts: own.MaxPrompts = None,
+    max_choices: own.MaxChoices = None,
+    request_timeout: own.RequestTimeout = None,
+    drain_timeout: own.DrainTimeout = None,
+    stall_timeout: own.StallTimeout = None,
+    metrics_alias: own.MetricsAlias = None,
+    metrics_port: own.MetricsPort = None,
+    dashboard_show_text: own.DashboardShowText = False,
+    json_logs: own.JsonLogs = False,
+    weights: own.Weights = None,
+    kv: own.Kv = None,
+    threads: own.Threads = None,
+    ops: own.Ops = None,
+    max_model_len: own.MaxModelLen = None,
+    max_num_seqs: own.MaxNumSeqs = None,
+    max_batch_tokens: own.MaxBatchTokens = None,
+    kv_memory: own.KvMemory = None,
+    draft_memory: own.DraftMemory = None,
     engine_program: of.EngineProgram = None,
     engine_command: of.EngineCommand = None,
-    force: Force = False,
 ) -> None:
-    """Start another engine with what `tune` found, in the foreground, until it ends."""
+    """Serve a model to OpenAI's clients until a signal comes; or start another engine with what
+    `tune` found, in the foreground, until it ends."""
+    options = own.given_of(locals())
+    theirs = tuple(passed or ())
+    _check_engine(engine)
+    if engine == _OWN:
+        program = {"engine_program": engine_program, "engine_command": engine_command}
+        own.refuse_other(theirs, program)
+        given = _tuned(tuned, engine, model, force)
+        wanted = _arm(arm, speculative_config, given)
+        status = own.serve_own(
+            model, host=host, port=port, arm=wanted, config_text=speculative_config, tuned=given,
+            given=options,
+        )  # fmt: skip
+        raise typer.Exit(status)
+    from wager.external.dialects.options import TITLES
+
+    own.refuse_own(options, TITLES[engine])
+    given = _tuned(tuned, engine, model, force)
+    wanted = _arm(arm, speculative_config, given)
+    status = _serve_other(
+        engine, model, theirs, wanted, given, host=host, port=port, program=engine_program,
+        command=engine_command, tuned=tuned, force=force,
+    )  # fmt: skip
+    raise typer.Exit(status)
+
+
+def _serve_other(
+    engine: str,
+    model: str,
+    theirs: tuple[str, ...],
+    wanted: Arm,
+    given: Tuned | None,
+    *,
+    host: str,
+    port: int,
+    program: str | None,
+    command: str | None,
+    tuned: Path | None,
+    force: bool,
+) -> int:
+    """Another engine, until it ends; returns its exit status."""
+    if program is not None and command is not None:
+        raise ConfigError("engine-command: give either --engine-program or --engine-command")
     from wager.external import serve as serving
     from wager.external.engines import open_backend
     from wager.external.server import ServerOptions
 
-    _check_engine(engine, serving.ENGINES)
-    if engine_program is not None and engine_command is not None:
-        raise ConfigError("engine-command: give either --engine-program or --engine-command")
-    theirs = tuple(passed or ())
-    given = _tuned(tuned, engine, model, force)
-    wanted = _arm(arm, speculative_config, given)
     # A tuned file's arguments hold its speculation, so the command is then written for none.
     ours = () if given is None else tuple(given.arguments)
     options = ServerOptions(
-        engine_command=engine_command,
-        program=engine_program,
+        engine_command=command,
+        program=program,
         arguments=(*ours, *theirs),
         host=host,
         measuring=False,
@@ -93,10 +157,10 @@ def serve(
         settled = backend.arguments(written)
         serving.check_arguments(engine, settled[: len(settled) - len(theirs)], theirs)
         in_effect = wanted if wanted.speculation else serving.passed_arm(engine, theirs)
-        command = serving.ready_command(backend, written, port)
+        ready = serving.ready_command(backend, written, port)
         serving.check_port(host, port)
         # By itself on its line, so that it can be copied.
-        print(shlex.join(command), flush=True)
+        print(shlex.join(ready), flush=True)
         for line in _before(given, in_effect, serving.notes(engine, wanted)):
             _say(line)
         service = serving.Service(
@@ -108,23 +172,20 @@ def serve(
             echo=serving.to_terminal(_STANDARD_ERROR),
             check=lambda version: _check_version(given, tuned, version, force),
         )
-        status = service.run()
+        return service.run()
     finally:
         backend.close()
-    raise typer.Exit(status)
 
 
-def _check_engine(engine: str, known: tuple[str, ...]) -> None:
-    if engine == _OWN:
-        raise ConfigError(
-            "engine: wager's own server is not there yet; use `wager run` or `wager bench` with "
-            f"the own engine, or serve with --engine {', '.join(known)}"
-        )
+def _check_engine(engine: str) -> None:
+    from wager.external.serve import ENGINES
+
     if engine == "ollama":
         raise ConfigError(
             "engine: Ollama runs as a service of its own and has no n-gram drafting; serve the "
             "same GGUF file with --engine llamacpp"
         )
+    known = (_OWN, *ENGINES)
     if engine not in known:
         raise ConfigError(f"engine: must be one of {', '.join(known)}; got {engine!r}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
 
 from wager.drafters.base import Drafter, DraftHost, DraftQuery, ModelDrafter
 from wager.errors import ConfigError
@@ -16,13 +16,26 @@ from wager.types import NO_DRAFT, Draft
 log = logging.getLogger(__name__)
 
 
-class GuardedDrafter:
-    """A drafter whose exceptions and invalid answers switch it off for the requests concerned.
+OVERRUN_S: Final = 1.0
+"""What one call may take of a drafter that has no model to compute."""
 
-    ``failures`` counts those requests, ``seconds`` the time spent in the drafter.
+
+class GuardedDrafter:
+    """A drafter whose exceptions and invalid answers switch it off for the requests concerned, and
+    so do calls that take longer than OVERRUN_S.
+
+    ``failures`` counts those requests, ``seconds`` the time spent in the drafter. ``clock`` gives
+    seconds.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, method: str = "") -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        vocab_size: int,
+        method: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
         self.drafter = drafter
         self.method = method
         self.needs_blocks = drafter.needs.blocks
@@ -59,7 +72,7 @@ class GuardedDrafter:
         asked = [q for q in queries if q.request not in self._off] if self._off else queries
         if not asked:
             return [NO_DRAFT] * len(queries)
-        started = time.perf_counter()
+        started = self._clock()
         try:
             drafts = self.drafter.propose(asked)
             if len(drafts) != len(asked):
@@ -69,7 +82,7 @@ class GuardedDrafter:
             self._switch_off([q.request for q in asked], error)
             return [NO_DRAFT] * len(queries)
         finally:
-            self.seconds += time.perf_counter() - started
+            self._spent(started, [q.request for q in asked])
         if asked is queries:
             return drafts
         answers = {q.request: d for q, d in zip(asked, drafts, strict=True)}
@@ -98,13 +111,13 @@ class GuardedDrafter:
 
     def release(self, request: int) -> None:
         self._off.discard(request)
-        started = time.perf_counter()
+        started = self._clock()
         try:
             self.drafter.release(request)
         except Exception as error:
             log.warning("the drafter failed to release request %d: %s", request, error)
         finally:
-            self.seconds += time.perf_counter() - started
+            self._spent(started, [])
 
     def clear(self) -> None:
         try:
@@ -121,13 +134,22 @@ class GuardedDrafter:
     def _tell(self, request: int, tell: Callable[[], None]) -> None:
         if request in self._off:
             return
-        started = time.perf_counter()
+        started = self._clock()
         try:
             tell()
         except Exception as error:
             self._switch_off([request], error)
         finally:
-            self.seconds += time.perf_counter() - started
+            self._spent(started, [request])
+
+    def _spent(self, started: float, requests: Sequence[int]) -> None:
+        took = self._clock() - started
+        self.seconds += took
+        # What a drafter with a model takes is in proportion to the text, and is accounted for.
+        if took > OVERRUN_S and not self.needs_blocks:
+            late = [request for request in requests if request not in self._off]
+            if late:
+                self._switch_off(late, TimeoutError(f"it took {took:.1f} s"))
 
     def _checked(self, query: DraftQuery, draft: Draft) -> Draft:
         if not draft.tokens:

@@ -25,21 +25,33 @@ from wager.engine.control.times import StepTimes
 from wager.engine.costs import StepCosts
 from wager.engine.drafting import Drafters
 from wager.engine.memory import block_bytes, choose_blocks, kv_kind
+from wager.engine.prompts import score_prompt
 from wager.engine.request import Request, Sequence, check_prompt, check_speculation
 from wager.engine.scheduler import Scheduler, Work
+from wager.engine.shares import share
 from wager.engine.stats import EngineStats
-from wager.errors import ConfigError, RequestError
+from wager.errors import ConfigError, FormFault, FormLost, NoTokenLeft, RequestError
+from wager.models.decoder import DecoderOutput
 from wager.models.load import Model
-from wager.ops.base import F32
 from wager.runtime.kv import BlockPool, BlockTable, blocks_for
 from wager.runtime.target import Span, Target
+from wager.sampling.prepared import Prepared
 from wager.sampling.rejection import Rule, rule
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import verify
 from wager.speculation import SpeculationConfig
-from wager.types import CompletionOutput, Draft, RequestOutput
+from wager.types import (
+    FORM_FAULT,
+    FORM_LOST,
+    NO_TOKEN_LEFT,
+    CompletionOutput,
+    Draft,
+    RequestOutput,
+)
 
 log = logging.getLogger(__name__)
+
+_GIVEN_UP = ((FormFault, FORM_FAULT), (FormLost, FORM_LOST), (NoTokenLeft, NO_TOKEN_LEFT))
 
 
 class Engine:
@@ -158,10 +170,12 @@ class Engine:
         name = request_id if request_id is not None else f"request-{number}"
         if name in self._requests:
             raise RequestError(f"request_id: {name!r} is in use already")
+        eos_ids = self.model.generation.eos_ids
+        prepared = Prepared.of(params, self.model.tokenizer, eos_ids)
         request = Request(name, prompt, params, cache_salt)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         for choice in range(params.n):
-            state = self._state(params, prompt, seed, choice)
+            state = self._state(params, prompt, seed, choice, prepared)
             sequence = Sequence(
                 next(self._numbers), request, state, list(prompt), BlockTable(self.pool, cache_salt)
             )
@@ -171,7 +185,12 @@ class Engine:
         return name
 
     def _state(
-        self, params: SamplingParams, prompt: list[int], seed: int, choice: int
+        self,
+        params: SamplingParams,
+        prompt: list[int],
+        seed: int,
+        choice: int,
+        prepared: Prepared | None = None,
     ) -> SequenceState:
         return SequenceState(
             params,
@@ -181,6 +200,7 @@ class Engine:
             eos_ids=self.model.generation.eos_ids,
             tokenizer=self.model.tokenizer,
             max_total=self.max_model_len,
+            prepared=prepared,
         )
 
     def abort(self, request_id: str) -> None:
@@ -210,10 +230,10 @@ class Engine:
         if bets is not None:
             bets.draft(works)
         forward_started = time.perf_counter()
-        logits = self.target.forward([w.span for w in works]).logits if works else None
+        passed = self._forward(works) if works else None
         forward_ended = time.perf_counter()
-        if works and logits is not None:
-            progressed.extend(self._commit(works, logits))
+        if passed is not None:
+            progressed.extend(self._commit(works, passed))
         sampled = time.perf_counter()
         over, self._over = self._over, []
         if bets is not None:
@@ -231,34 +251,39 @@ class Engine:
             self._record(
                 works, total, forward_ended - forward_started, sampled - forward_ended, draft
             )
+            share(works, outputs, draft, sampled - forward_started)
         return outputs
 
     # The parts of a step
 
-    def _commit(self, works: list[Work], logits: F32) -> list[Sequence]:
+    def _forward(self, works: list[Work]) -> DecoderOutput:
+        """One pass; where a prompt is scored, with the last layer's output of all rows."""
+        last = (len(self.model.layers),) if any(w.sequence.scoring for w in works) else ()
+        return self.target.forward([w.span for w in works], last)
+
+    def _commit(self, works: list[Work], passed: DecoderOutput) -> list[Sequence]:
         """Sample along each draft, keep what was committed, cut what was refused."""
         progressed = []
-        row = 0
+        row = end = 0
         for work in works:
-            sequence = work.sequence
-            if not work.samples:
-                sequence.computed += work.rows
-                sequence.table.publish(sequence.tokens, sequence.computed)
-                continue
+            sequence, drafted = work.sequence, len(work.draft.tokens)
+            first, end = end, end + work.rows + drafted
             # Rows of the head that pad the vocabulary are cut off: they are never picked.
-            rows = logits[row : row + 1 + len(work.draft.tokens), : self.vocab_size]
+            rows = passed.logits[row : row + (1 + drafted if work.samples else 0)]
             row += len(rows)
             try:
+                if sequence.scoring:
+                    hidden = passed.hidden[len(self.model.layers)]
+                    score_prompt(self.model, self.vocab_size, work, hidden, first)
+                if not work.samples:
+                    sequence.computed += work.rows
+                    sequence.table.publish(sequence.tokens, sequence.computed)
+                    continue
+                rows = rows[:, : self.vocab_size]
                 verdict = self._verify(rows, work.draft, sequence.state, self.model.ops)
             except ValueError as error:
-                # NaN or infinite logits: this request ends, the others go on.
-                log.warning("request %s ends: %s", sequence.request.request_id, error)
-                sequence.state.stop_reason = f"the model gave no usable logits: {error}"
-                sequence.state.finish("abort")
-                # What was committed before the bad row were accepted drafts.
-                committed = len(sequence.state.output_ids) + sequence.request.prompt_length
-                sequence.fresh_flags.extend([True] * (committed - len(sequence.tokens)))
-                self._end(sequence)
+                # NaN or infinite logits, or nothing that may be picked: the others go on.
+                self._give_up(sequence, error)
                 progressed.append(sequence)
                 continue
             if not verdict.committed:
@@ -277,6 +302,19 @@ class Engine:
             if sequence.state.finish_reason is not None:
                 self._end(sequence)
         return progressed
+
+    def _give_up(self, sequence: Sequence, error: ValueError) -> None:
+        log.warning("request %s ends: %s", sequence.request.request_id, error)
+        what = next(
+            (text for kind, text in _GIVEN_UP if isinstance(error, kind)),
+            "the model gave no usable logits",
+        )
+        sequence.state.stop_reason = f"{what}: {error}"
+        sequence.state.finish("abort")
+        # What was committed before the bad row were accepted drafts.
+        committed = len(sequence.state.output_ids) + sequence.request.prompt_length
+        sequence.fresh_flags.extend([True] * (committed - len(sequence.tokens)))
+        self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

@@ -7,10 +7,7 @@ for answer in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
 
 from __future__ import annotations
 
-import asyncio
-import queue
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,7 +23,7 @@ from wager.ops.base import F32, choose
 from wager.runtime.kv import blocks_for
 from wager.runtime.target import Span
 from wager.speculation import SpeculationConfig
-from wager.types import CompletionOutput, RequestOutput
+from wager.types import CompletionOutput, RequestOutput, TokenLogprob
 
 Prompt: TypeAlias = str | Sequence[int]
 Speculation: TypeAlias = SpeculationConfig | Mapping[str, Any] | str | None
@@ -158,7 +155,13 @@ class LLM:
     def default_params(self) -> SamplingParams:
         """The model's own sampling defaults (its generation config)."""
         own = self.model.generation
-        return SamplingParams(temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
+        return SamplingParams(
+            temperature=own.temperature,
+            top_k=own.top_k,
+            top_p=own.top_p,
+            min_p=own.min_p,
+            repetition_penalty=own.repetition_penalty,
+        )
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a text prompt, special tokens added as the tokenizer wants; ids as given."""
@@ -212,11 +215,14 @@ class Collector:
     def __init__(self) -> None:
         self.finished = False
         self._last: RequestOutput | None = None
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._choices: dict[int, CompletionOutput] = {}
 
     def add(self, delta: RequestOutput) -> None:
         self._last = delta
         self.finished = delta.finished
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
         for new in delta.outputs:
             whole = self._choices.get(new.index)
             if whole is None:
@@ -232,144 +238,9 @@ class Collector:
     def output(self) -> RequestOutput:
         if self._last is None:
             raise AssertionError("a request without an output")
+        self._last.prompt_logprobs = self._prompt_logprobs
         self._last.outputs = [self._choices[index] for index in sorted(self._choices)]
         return self._last
-
-
-_Item: TypeAlias = RequestOutput | BaseException
-
-
-class AsyncLLM:
-    """The same for asyncio: the engine steps in a thread of its own, requests share its batches.
-
-        async with AsyncLLM("smollm2-135m") as llm:
-            async for piece in llm.stream("Once upon a time"):
-                print(piece.outputs[0].text, end="")
-
-    Cancelling the consumer of a stream aborts its request.
-    """
-
-    def __init__(self, model: str, **options: Any) -> None:
-        self.llm = LLM(model, **options)
-        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._streams: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Item]]] = {}
-        self._closed = False
-        # Nothing is put in behind the last command that the engine's thread looks at.
-        self._door = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="wager-engine", daemon=True)
-        self._thread.start()
-
-    async def __aenter__(self) -> AsyncLLM:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Abort what runs and stop the engine."""
-        with self._door:
-            self._closed = True
-            self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
-        """Answer one prompt; run several at once with ``asyncio.gather``."""
-        collector = Collector()
-        async for piece in self.stream(prompt, params):
-            collector.add(piece)
-        return collector.output()
-
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, cache_salt: str = ""
-    ) -> AsyncIterator[RequestOutput]:
-        """Answer one prompt piece by piece: each item holds what is new."""
-        ids = self.llm.prompt_ids(prompt)
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[_Item] = asyncio.Queue()
-        ticket: dict[str, str] = {}
-        with self._door:
-            if self._closed:
-                raise ConfigError("AsyncLLM: is closed")
-            self._commands.put(
-                (ids, params or self.llm.default_params(), cache_salt, loop, inbox, ticket)
-            )
-        finished = False
-        try:
-            while not finished:
-                item = await inbox.get()
-                if isinstance(item, BaseException):
-                    finished = True
-                    raise item
-                finished = item.finished
-                yield item
-        finally:
-            if not finished:
-                self._commands.put(ticket)
-
-    # In the engine's thread
-
-    def _run(self) -> None:
-        engine = self.llm.engine
-        try:
-            while self._take_commands(wait=not engine.has_work()):
-                if engine.has_work():
-                    for output in engine.step():
-                        self._deliver(output)
-            error: BaseException = ConfigError("AsyncLLM: closed while the request was running")
-        except BaseException as caught:
-            error = caught
-        with self._door:
-            self._closed = True
-        while not self._commands.empty():
-            command = self._commands.get()
-            if isinstance(command, tuple):
-                self._streams[f"waiting-{len(self._streams)}"] = command[3:5]
-        for name in list(self._streams):
-            self._send(name, error)
-        self.llm.close()
-
-    def _take_commands(self, wait: bool) -> bool:
-        """Act on what was asked for; False when it is time to stop."""
-        while True:
-            try:
-                command = self._commands.get(block=wait)
-            except queue.Empty:
-                return True
-            wait = False
-            if command is None:
-                return False
-            if isinstance(command, dict):
-                self.llm.engine.abort(command.get("name", ""))
-            else:
-                self._add(*command)
-
-    def _add(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        salt: str,
-        loop: asyncio.AbstractEventLoop,
-        inbox: asyncio.Queue[_Item],
-        ticket: dict[str, str],
-    ) -> None:
-        try:
-            name = self.llm.engine.add_request(ids, params, cache_salt=salt)
-        except Exception as error:
-            # Whatever is wrong with it, one request never ends the others.
-            loop.call_soon_threadsafe(inbox.put_nowait, error)
-            return
-        ticket["name"] = name
-        self._streams[name] = (loop, inbox)
-
-    def _deliver(self, output: RequestOutput) -> None:
-        self._send(output.request_id, output)
-        if output.finished:
-            self._streams.pop(output.request_id, None)
-
-    def _send(self, name: str, item: _Item) -> None:
-        target = self._streams.get(name)
-        if target is not None and not target[0].is_closed():
-            target[0].call_soon_threadsafe(target[1].put_nowait, item)
 
 
 def _engine_config(config: EngineConfig | None, options: Mapping[str, Any]) -> EngineConfig:

@@ -10,7 +10,7 @@ from wager.errors import RequestError
 from wager.runtime.kv import BlockTable
 from wager.sampling.sampler import SequenceState
 from wager.speculation import SpeculationConfig
-from wager.types import CompletionOutput, DraftCounts, RequestOutput
+from wager.types import CompletionOutput, DraftCounts, RequestOutput, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,22 @@ class Sequence:
         """True once only the newest committed token is missing."""
         return self.missing == 1 and len(self.tokens) > self.request.prompt_length
 
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are still wanted of its rows; the first choice's
+        are those of all."""
+        entries = self.request.prompt_logprobs
+        if entries is None or self.state.choice:
+            return False
+        return len(entries) < self.request.prompt_length
+
+    @property
+    def reusable(self) -> list[int]:
+        """Tokens of which a cached prefix may be taken: rows that are read from the cache give no
+        logits."""
+        entries = self.request.prompt_logprobs
+        return self.tokens[: len(entries)] if entries and self.scoring else self.tokens
+
     def take_output(self) -> CompletionOutput:
         """What was committed since the last call."""
         fresh = self.state.take_fresh()
@@ -69,6 +85,16 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     first_token_s: float | None = None
+    queue_s: float | None = None
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    # One entry per prompt token, as they become known; None where nobody asked for them.
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    prompt_told: bool = False
+
+    def __post_init__(self) -> None:
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
 
     @property
     def prompt_length(self) -> int:
@@ -77,6 +103,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return all(s.state.finish_reason is not None for s in self.sequences)
+
+    def start(self) -> None:
+        """It takes part in a step; only the first time counts."""
+        if self.queue_s is None:
+            self.queue_s = time.perf_counter() - self.arrived
 
     def output(self, choices: list[CompletionOutput]) -> RequestOutput:
         """A delta; times are seconds since the request was added."""
@@ -92,7 +123,21 @@ class Request:
             cached_tokens=self.cached_tokens,
             first_token_s=self.first_token_s,
             total_s=now if finished else None,
+            queue_s=self.queue_s,
+            prompt_logprobs=self._take_prompt_logprobs(),
+            draft_ms=self.draft_ms,
+            verify_ms=self.verify_ms,
         )
+
+    def _take_prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """All of them, once, with the first tokens of the answer."""
+        entries = self.prompt_logprobs
+        if entries is None or self.prompt_told or self.first_token_s is None:
+            return None
+        if len(entries) < self.prompt_length:
+            return None
+        self.prompt_told = True
+        return entries
 
 
 def check_prompt(
@@ -109,9 +154,15 @@ def check_prompt(
     for token in (min(prompt), max(prompt)):
         if not 0 <= token < vocab_size:
             raise RequestError(f"prompt: token {token} is outside the vocabulary of {vocab_size}")
-    for token in params.stop_token_ids:
-        if token >= vocab_size:
-            raise RequestError(f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}")
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": [token for token, _ in params.biases],
+        "allowed_token_ids": params.allowed_token_ids or (),
+    }
+    for name, ids in named.items():
+        largest = max(ids, default=0)
+        if largest >= vocab_size:
+            raise RequestError(f"{name}: {largest} is outside the vocabulary of {vocab_size}")
 
 
 def check_speculation(own: RequestSpeculation | None, engine: SpeculationConfig | None) -> None:

@@ -146,12 +146,13 @@ class Scheduler:
     def _admit_waiting(self, works: dict[Sequence, Work], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            cached = sequence.table.reuse_prefix(sequence.tokens)
+            cached = sequence.table.reuse_prefix(sequence.reusable)
             needed = blocks_for(len(sequence.tokens)) - len(sequence.table.blocks)
             if needed > self.pool.available:
                 sequence.table.release()
                 return
             self.waiting.popleft()
+            sequence.request.start()
             sequence.computed = cached
             if not sequence.state.output_ids:
                 sequence.request.cached_tokens = max(sequence.request.cached_tokens, cached)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from wager.backend import Prompt
 from wager.config import SamplingParams
 from wager.errors import ConfigError
-from wager.external.openai import error_text
+from wager.external.openai import UNSENT, error_text
 from wager.external.reply import Reply, ReplyError
 from wager.types import FinishReason, TokenLogprob
 
@@ -65,7 +65,7 @@ def body(prompt: Prompt, text: str | Sequence[int]) -> dict[str, Any]:
 
 def _check(params: SamplingParams) -> None:
     plain = SamplingParams()
-    for name in ("n", "min_tokens", "stop_token_ids", "include_stop_str_in_output"):
+    for name in ("n", "min_tokens", "stop_token_ids", "include_stop_str_in_output", *UNSENT):
         if getattr(params, name) != getattr(plain, name):
             raise ConfigError(f"{name}: llama-server has no such option; leave it out")
 

@@ -18,8 +18,8 @@ from wager.backend import Counters
 
 Labels: TypeAlias = frozenset[tuple[str, str]]
 
-FAMILIES: Final = ("vllm", "llamacpp", "sglang", "wager")
-"""Prefixes of the engines' metrics, without the colon."""
+FAMILIES: Final = ("wager", "vllm", "llamacpp", "sglang")
+"""Prefixes of the engines' metrics, without the colon. wager may show vLLM's beside its own."""
 
 _SCHEME: Final = {
     "drafts": "spec_decode_num_drafts",
@@ -44,6 +44,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 # all others (the time between tokens is per step there, not per token).
 _STEPS: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm": ("time_to_first_token_seconds_count", "inter_token_latency_seconds_count"),
+    "wager": ("num_request_steps",),
 }
 _RUNNING: Final = {
     "vllm": "num_requests_running",

@@ -18,6 +18,11 @@ from wager.types import TokenLogprob
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+UNSENT: Final = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "allowed_token_ids", "bad_words", "prompt_logprobs", "structured", "speculation",
+)  # fmt: skip
+"""Options of a request that no other engine is asked for: they are not measured."""
 _FAILED: Final = ("abort", "error")
 _ID_PREFIX: Final = "token_id:"
 
@@ -45,6 +50,10 @@ def _sampling(prompt: Prompt, extended: bool) -> dict[str, Any]:
     params = prompt.params
     if params.n != 1:
         raise ConfigError(f"n: {prompt.id} asks for {params.n} choices; a measurement takes one")
+    plain = SamplingParams()
+    for name in UNSENT:
+        if getattr(params, name) != getattr(plain, name):
+            raise ConfigError(f"{name}: {prompt.id} sets it, which is not measured; leave it out")
     body: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
     if params.max_tokens is not None:
         body["max_tokens"] = params.max_tokens
@@ -58,7 +67,6 @@ def _sampling(prompt: Prompt, extended: bool) -> dict[str, Any]:
     if extended:
         body.update(_extended(params))
         return body
-    plain = SamplingParams()
     for name in ("top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos"):
         if getattr(params, name) != getattr(plain, name):
             raise ConfigError(f"{name}: {prompt.id} sets it, and this server does not know it")

@@ -22,7 +22,7 @@ END_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """``eos_ids`` ascending. Sampling defaults where the model states none: 1.0, 0 (all), 1.0.
+    """``eos_ids`` ascending. Where the model states no sampling: all tokens, as likely as they are.
 
     ``do_sample: false``, stated, means temperature 0, as in transformers. Left out it means
     nothing here (there it is false): chat models are published with settings and without the flag.
@@ -32,6 +32,8 @@ class GenerationConfig:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 def of_directory(
@@ -54,9 +56,11 @@ def of_gguf(path: Path, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> Ge
         value = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(value, int) and not isinstance(value, bool):
             ids.append(value)
+    # The penalty of these files is not read: it means the last 64 tokens only.
+    names = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     sampling = {
         key: metadata[f"general.sampling.{stored}"]
-        for key, stored in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"))
+        for key, stored in names.items()
         if f"general.sampling.{stored}" in metadata
     }
     return build(str(path), ids, sampling, tokenizer)
@@ -80,6 +84,8 @@ def build(
             ends.add(special)
     temperature = _number(source, sampling, "temperature", 1.0)
     top_p = _number(source, sampling, "top_p", 1.0)
+    min_p = _number(source, sampling, "min_p", 0.0)
+    penalty = _number(source, sampling, "repetition_penalty", 1.0)
     top_k = sampling.get("top_k")
     if top_k is None:
         top_k = 0
@@ -87,9 +93,13 @@ def build(
         raise CorruptFile(f"{source}: top_k {quoted(top_k)} is not a whole number of at least 0")
     if temperature < 0 or not 0 < top_p <= 1:
         raise CorruptFile(f"{source}: temperature {temperature} or top_p {top_p} is out of range")
+    if not 0 <= min_p <= 1 or not 0.01 <= penalty <= 100:
+        raise CorruptFile(
+            f"{source}: min_p {min_p} or repetition_penalty {penalty} is out of range"
+        )
     if sampling.get("do_sample") is False:
         temperature = 0.0
-    return GenerationConfig(tuple(sorted(ends)), temperature, max(top_k, 0), top_p)
+    return GenerationConfig(tuple(sorted(ends)), temperature, max(top_k, 0), top_p, min_p, penalty)
 
 
 def _number(source: str, sampling: Mapping[str, Any], key: str, default: float) -> float:

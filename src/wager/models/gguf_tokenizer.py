@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wager.errors import CorruptFile, UnsupportedModel
-from wager.models.chat import ChatTemplate
+from wager.models.chat import DEFAULT, chat_templates
 from wager.models.checkpoint import quoted
 from wager.models.gguf_file import GgufFile
 from wager.models.hf_tokenizer import parse
@@ -62,6 +62,7 @@ _PRE_TOKENIZERS: Final[dict[str, dict[str, Any]]] = {
     "llama-v3": _split(_LLAMA3_SPLIT),
     "qwen2": _split(_QWEN2_SPLIT),
 }
+_TEMPLATE: Final = "tokenizer.chat_template"
 _LLAMA3: Final = ("llama-bpe", "llama3", "llama-v3")
 
 
@@ -76,16 +77,18 @@ def from_gguf(file: GgufFile) -> Tokenizer:
                           ("pad_token", "padding"))
     }  # fmt: skip
     tokens = {role: backend.id_to_token(i) for role, i in names.items() if i is not None}
-    template = file.metadata.get("tokenizer.chat_template")
+    texts = {
+        name: file.metadata.get(key)
+        for name, key in ((DEFAULT, _TEMPLATE), ("tool_use", f"{_TEMPLATE}.tool_use"))
+    }
+    templates = {name: text for name, text in texts.items() if isinstance(text, str)}
     return Tokenizer(
         backend,
         name=str(file.path),
         digest=hashlib.sha256(f"gguf {file.digest}".encode()).hexdigest(),
         vocab_size=count,
         bos_id=names["bos_token"],
-        template=(
-            ChatTemplate(template, tokens, str(file.path)) if isinstance(template, str) else None
-        ),
+        **chat_templates(templates, tokens, str(file.path)),
     )
 
 

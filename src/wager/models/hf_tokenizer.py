@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
-from wager.models.chat import MAX_TEMPLATE, ChatTemplate
+from wager.models.chat import DEFAULT, MAX_TEMPLATE, chat_templates
 from wager.models.safetensors_file import read_json, read_limited
 from wager.models.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def from_directory(path: Path) -> Tokenizer:
     settings_file = path / "tokenizer_config.json"
     settings = read_json(settings_file, MAX_SETTINGS) if settings_file.is_file() else {}
     tokens = _role_tokens(settings)
-    template = _template(path, settings)
+    templates = _templates(path, settings)
     bos = tokens.get("bos_token")
     return Tokenizer(
         backend,
@@ -40,7 +40,7 @@ def from_directory(path: Path) -> Tokenizer:
         digest=hashlib.sha256(raw).hexdigest(),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         bos_id=None if bos is None else backend.token_to_id(bos),
-        template=None if template is None else ChatTemplate(template, tokens, str(path)),
+        **chat_templates(templates, tokens, str(path)),
     )
 
 
@@ -74,17 +74,30 @@ def _role_tokens(settings: dict[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _template(path: Path, settings: dict[str, Any]) -> str | None:
-    """The chat template, from its own file or from the settings; of several, the default one."""
+def _templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The chat templates by name, from files of their own or from the settings.
+
+    One that has no name, or is alone, is the default one.
+    """
     file = path / "chat_template.jinja"
     if file.is_file():
-        try:
-            return read_limited(file, 4 * MAX_TEMPLATE).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise CorruptFile(f"{file}: is not UTF-8") from error
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {str(item.get("name")): item.get("template") for item in template
-                 if isinstance(item, dict)}  # fmt: skip
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        more = sorted((path / "additional_chat_templates").glob("*.jinja"))
+        return {one.stem: _text(one) for one in more} | {DEFAULT: _text(file)}
+    given = settings.get("chat_template")
+    if isinstance(given, str):
+        return {DEFAULT: given}
+    found = {
+        str(item.get("name")): item["template"]
+        for item in (given if isinstance(given, list) else ())
+        if isinstance(item, dict) and isinstance(item.get("template"), str)
+    }
+    if len(found) == 1:
+        return {DEFAULT: next(iter(found.values()))}
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_limited(file, 4 * MAX_TEMPLATE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"{file}: is not UTF-8") from error

@@ -53,6 +53,7 @@ class Tokenizer:
         vocab_size: int,
         bos_id: int | None = None,
         template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
     ) -> None:
         self.name = name
         self.hash = digest
@@ -60,6 +61,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self._backend = backend
         self._template = template
+        self._tool_template = tool_template
         self._style, self.strips_first_space = decoder_style(backend, name)
         added = backend.get_added_tokens_decoder()
         self._added: dict[int, bytes] = {
@@ -70,6 +72,19 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the model's chat template."""
+        return self.template_text(tools=False)
+
+    def template_text(self, tools: bool) -> str | None:
+        """The text of the chat template for conversations with tools, or without."""
+        template = self._template_for(tools)
+        return None if template is None else template.text
+
+    def _template_for(self, tools: bool) -> ChatTemplate | None:
+        return (self._tool_template if tools else None) or self._template
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -99,17 +114,31 @@ class Tokenizer:
         return "".join(map(stream.push, ids)) + stream.flush()
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The conversation as the model's template writes it; encode with ``add_special=False``.
 
-        Raises RequestError when the model has no template, or the template refuses the messages.
+        See `ChatTemplate.render`. Raises RequestError when the model has no template, or the
+        messages, tools or options of the template (``kwargs``) cannot be taken.
         """
-        if self._template is None:
+        template = self._template_for(bool(tools))
+        if template is None:
             raise RequestError(
                 "messages: this model has no chat template; give a plain prompt instead"
             )
-        return self._template.render(messages, add_generation_prompt)
+        return template.render(
+            messages,
+            add_generation_prompt,
+            tools=tools,
+            kwargs=kwargs,
+            continue_final_message=continue_final_message,
+        )
 
     def stream(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """For the tokens that follow ``prompt_ids``, whose text is not repeated."""

@@ -31,6 +31,8 @@ TARGET: Final = 0
 
 _LOW32: Final = 0xFFFFFFFF
 _LARGEST_INVERSE: Final = 3e38
+_LEAST_INVERSE: Final = 1e-37
+"""Not 0: times an excluded logit (-inf) that is NaN."""
 
 
 def philox(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
@@ -79,7 +81,7 @@ def gumbel_noise(
 def survivors(logits: F32, params: SelectParams) -> tuple[F32, NDArray[np.int64]]:
     """Scaled logits, float32 [V], and the ids that pass the filters, ascending."""
     top = logits.max()
-    inverse = np.float32(min(1.0 / params.temperature, _LARGEST_INVERSE))
+    inverse = np.float32(min(max(1.0 / params.temperature, _LEAST_INVERSE), _LARGEST_INVERSE))
     with np.errstate(over="ignore"):
         scaled = (logits - top) * inverse
     bound: np.float32 = np.float32(-np.inf)
@@ -90,7 +92,9 @@ def survivors(logits: F32, params: SelectParams) -> tuple[F32, NDArray[np.int64]
             bound, _top_p_bound(logits[logits >= bound], scaled[logits >= bound], params.top_p)
         )
     if params.min_p > 0.0:
-        bound = max(bound, np.float32(float(top) + math.log(params.min_p) * params.temperature))
+        with np.errstate(over="ignore"):
+            least = np.float32(float(top) + math.log(params.min_p) * params.temperature)
+        bound = max(bound, least)
     kept = logits >= min(bound, top)
     return scaled, np.flatnonzero(kept & (logits > -np.inf))
 

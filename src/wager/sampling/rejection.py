@@ -90,7 +90,7 @@ def reject(rows: F32, draft: Draft, state: SequenceState, ops: OpSet) -> Verdict
         state.commit(token, rows[index], ops)
         if state.finish_reason is not None:
             return Verdict(_committed(state, index + 1), index + 1)
-    return _bonus(rows, draft, state, ops)
+    return _bonus(rows, state, ops)
 
 
 def reject_block(rows: F32, draft: Draft, state: SequenceState, ops: OpSet) -> Verdict:
@@ -99,7 +99,7 @@ def reject_block(rows: F32, draft: Draft, state: SequenceState, ops: OpSet) -> V
     if state.selection.temperature == 0.0 or not draft.tokens:
         return verify(rows, draft, state, ops)
     _check(rows, draft)
-    count, width = len(draft.tokens), rows.shape[1]
+    end, width = len(draft.tokens), rows.shape[1]
     ratio, ratios, accepted = 1.0, [1.0], 0
     p, q = distribution(rows[0], state), _drafted(draft, 0, width)
     for index, token in enumerate(draft.tokens):
@@ -108,19 +108,27 @@ def reject_block(rows: F32, draft: Draft, state: SequenceState, ops: OpSet) -> V
             break
         ratios.append(ratio)
         likely = ratio
-        if index + 1 < count:
-            p = distribution(rows[index + 1], state, draft.tokens[: index + 1])
+        if index + 1 < end:
+            try:
+                p = distribution(rows[index + 1], state, draft.tokens[: index + 1])
+            except ValueError:
+                # A place that may never be reached: as far as it can be looked at, the draft ends
+                # here. Where it is accepted so far, the fault shows as in plain decoding.
+                end = index + 1
+        if index + 1 < end:
             q = _drafted(draft, index + 1, width)
             rest = float(np.maximum(ratio * p - q, 0.0).sum())
             likely = rest / (rest + 1.0 - ratio) if rest > 0.0 else 0.0
         if uniform(state, ACCEPT, index) < likely:
             accepted = index + 1
+        if index + 1 == end:
+            break
     for index, token in enumerate(draft.tokens[:accepted]):
         state.commit(token, rows[index], ops)
         if state.finish_reason is not None:
             return Verdict(_committed(state, index + 1), index + 1)
-    if accepted == count:
-        return _bonus(rows, draft, state, ops)
+    if accepted == end:
+        return _bonus(rows[: end + 1], state, ops)
     row = rows[accepted]
     p, q = ratios[accepted] * distribution(row, state), _drafted(draft, accepted, width)
     state.commit(_residual(p, q, state), row, ops)
@@ -149,11 +157,11 @@ def _residual(p: F64, q: F64, state: SequenceState) -> int:
     return draw(rest if rest.any() else p, uniform(state, RESIDUAL))
 
 
-def _bonus(rows: F32, draft: Draft, state: SequenceState, ops: OpSet) -> Verdict:
+def _bonus(rows: F32, state: SequenceState, ops: OpSet) -> Verdict:
+    """``rows`` are those up to the last accepted token's."""
     token = state.pick(rows[-1], ops)
     state.commit(token, rows[-1], ops)
-    count = len(draft.tokens)
-    return Verdict(_committed(state, count + 1), count)
+    return Verdict(_committed(state, len(rows)), len(rows) - 1)
 
 
 def _committed(state: SequenceState, count: int) -> list[int]:
