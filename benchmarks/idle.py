@@ -126,6 +126,7 @@ def measure(llm: LLM, requests: int, context: int) -> Result:
     if made is None:
         raise AssertionError("the engine of this benchmark has speculation")
     bets = Timed(made.config, made.drafters, llm.engine.scheduler, made.times)
+    llm.engine.bets = bets
     units: list[Unit] = []
     started = time.monotonic()
     while len(units) < LEAST or time.monotonic() - started < SECONDS:
@@ -140,7 +141,6 @@ def measure(llm: LLM, requests: int, context: int) -> Result:
 
 
 def _round(engine: Engine, bets: Timed, prompts: Sequence[list[int]]) -> list[Unit]:
-    engine.bets = bets
     params = SamplingParams(temperature=0.0, max_tokens=64 * ROUND + 100, ignore_eos=True)
     names = [engine.add_request(prompt, params) for prompt in prompts]
     while sum(s.decoding for s in engine.scheduler.running) < len(prompts):

@@ -17,3 +17,11 @@ def ops(request: pytest.FixtureRequest) -> Iterator[OpSet]:
         pytest.skip(str(error))
     yield chosen
     chosen.close()
+
+
+@pytest.fixture(scope="session")
+def fast_ops() -> Iterator[OpSet]:
+    """The faster of them, for what does not depend on it."""
+    chosen = choose("auto", threads=1)
+    yield chosen
+    chosen.close()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import codecs
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from wager.config import SamplingParams
 from wager.ops.base import OpSet
+from wager.sampling import rejection
 from wager.sampling.sampler import SequenceState
 from wager.sampling.verify import Verdict, verify
 from wager.types import Draft
@@ -132,3 +134,21 @@ def assert_same(state: SequenceState, plain: SequenceState) -> None:
     assert state.text == plain.text
     assert (state.finish_reason, state.stop_reason) == (plain.finish_reason, plain.stop_reason)
     assert state.logprobs == plain.logprobs
+
+
+def remember(
+    monkeypatch: pytest.MonkeyPatch, key: Callable[[SequenceState, Sequence[int]], Hashable]
+) -> None:
+    """`distribution` is worked out once for each row and ``key`` of what is before it."""
+    known: dict[Hashable, NDArray[np.float64]] = {}
+    real = rejection.distribution
+
+    def look_up(
+        row: NDArray[np.float32], state: SequenceState, ahead: Sequence[int] = ()
+    ) -> NDArray[np.float64]:
+        place = (row.tobytes(), key(state, ahead))
+        if place not in known:
+            known[place] = real(row, state, ahead)
+        return known[place]
+
+    monkeypatch.setattr(rejection, "distribution", look_up)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.sampling.chi_square import excess
-from tests.sampling.fakes import sequence
+from tests.sampling.fakes import remember, sequence
 from wager.config import SamplingParams
-from wager.ops.base import OpSet, choose
+from wager.ops.base import OpSet
 from wager.sampling import rejection
 from wager.sampling.rejection import (
     ACCEPT,
@@ -46,28 +46,21 @@ Drafting: TypeAlias = Callable[[SequenceState, int, int], Draft]
 
 
 @pytest.fixture(scope="module")
-def ops() -> Iterator[OpSet]:
+def ops(fast_ops: OpSet) -> OpSet:
     """The rules are the same over both; picking is tested elsewhere."""
-    chosen = choose("auto", threads=1)
-    yield chosen
-    chosen.close()
+    return fast_ops
 
 
 @pytest.fixture
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each distribution is worked out once: the same rows come many thousand times."""
-    known: dict[Any, NDArray[np.float64]] = {}
-
-    def look_up(
-        row: NDArray[np.float32], state: SequenceState, ahead: Sequence[int] = ()
-    ) -> NDArray[np.float64]:
-        early = len(state.output_ids) + len(ahead) < state.params.min_tokens
-        key = (row.tobytes(), state.params, early)
-        if key not in known:
-            known[key] = distribution(row, state, ahead)
-        return known[key]
-
-    monkeypatch.setattr(rejection, "distribution", look_up)
+    remember(
+        monkeypatch,
+        lambda state, ahead: (
+            state.params,
+            len(state.output_ids) + len(ahead) < state.params.min_tokens,
+        ),
+    )
 
 
 # Drafters

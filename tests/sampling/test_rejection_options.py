@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.sampling.chi_square import excess
-from tests.sampling.fakes import sequence
+from tests.sampling.fakes import remember, sequence
 from tests.sampling.test_rejection import DRAFTERS, PROMPT, RULES, TARGET, V, answer, exact
 from wager.config import SamplingParams, StructuredOutput
-from wager.ops.base import OpSet, choose
-from wager.sampling import rejection
+from wager.ops.base import OpSet
 from wager.sampling.rejection import distribution
-from wager.sampling.sampler import SequenceState
 from wager.types import Draft
 
 DRAWS = 3000
@@ -33,27 +30,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def ops() -> Iterator[OpSet]:
+def ops(fast_ops: OpSet) -> OpSet:
     """The rules are the same over both; picking is tested elsewhere."""
-    chosen = choose("auto", threads=1)
-    yield chosen
-    chosen.close()
+    return fast_ops
 
 
 @pytest.fixture
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each distribution is worked out once per history."""
-    known: dict[Any, NDArray[np.float64]] = {}
-
-    def look_up(
-        row: NDArray[np.float32], state: SequenceState, ahead: Sequence[int] = ()
-    ) -> NDArray[np.float64]:
-        key = (row.tobytes(), tuple(state.output_ids), tuple(ahead))
-        if key not in known:
-            known[key] = distribution(row, state, ahead)
-        return known[key]
-
-    monkeypatch.setattr(rejection, "distribution", look_up)
+    remember(monkeypatch, lambda state, ahead: (tuple(state.output_ids), tuple(ahead)))
 
 
 @pytest.mark.usefixtures("remembered")

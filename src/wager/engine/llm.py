@@ -57,7 +57,6 @@ class LLM:
             ops.close()
             raise
         self.tokenizer = self.model.tokenizer
-        self._times_known = False
         self._know_step_times()
 
     def __enter__(self) -> LLM:
@@ -199,14 +198,12 @@ class LLM:
 
     def _know_step_times(self) -> None:
         """What steps take on this machine, once there is speculation that is judged by it."""
-        if self._times_known or self.engine.speculation is None:
-            return
         costs = self.engine.costs
+        if costs.cells or self.engine.speculation is None:
+            return
         budget = CHECK_BUDGET_S if costs.load(self._costs_path) else START_BUDGET_S
         costs.measure_start(self.engine.max_model_len, budget)
         costs.save(self._costs_path)
-        self.engine.times.refresh()
-        self._times_known = True
 
 
 class Collector:

@@ -128,7 +128,7 @@ class Snapshot:
         ``before`` is the last one. Without it nothing is known of plain decoding while nothing
         runs, and nothing is compared with it.
         """
-        stats, pool, bets = engine.stats, engine.pool, engine.bets
+        stats, pool, bets = engine.stats.snapshot(), engine.pool, engine.bets
         decoding = [s.computed for s in engine.scheduler.running if s.decoding]
         plain = _plain(engine, bets, decoding, before)
         estimated, compared = _compared(stats, before)
@@ -156,12 +156,12 @@ class Snapshot:
             drafter_failures=stats.drafter_failures,
             decoded=stats.decoded,
             decoded_tokens=stats.decoded_tokens,
-            counts=_copy(stats.counts),
-            by_source={source: _copy(counts) for source, counts in stats.by_source.items()},
-            plain_times=stats.plain_times.copy(),
-            verify_times=stats.verify_times.copy(),
-            prefill_times=stats.prefill_times.copy(),
-            draft_times=stats.draft_times.copy(),
+            counts=stats.counts,
+            by_source=stats.by_source,
+            plain_times=stats.plain_times,
+            verify_times=stats.verify_times,
+            prefill_times=stats.prefill_times,
+            draft_times=stats.draft_times,
             methods=_methods(engine),
             plain=plain,
             estimated_plain_ms=estimated,
@@ -169,19 +169,6 @@ class Snapshot:
             control=_control(bets) if bets is not None else None,
             decoding=len(decoding),
         )
-
-
-def _copy(counts: DraftCounts) -> DraftCounts:
-    return DraftCounts(
-        counts.steps,
-        counts.drafted_steps,
-        counts.committed,
-        counts.committed_drafted,
-        counts.drafted,
-        counts.accepted,
-        counts.drafted_at[:],
-        counts.accepted_at[:],
-    )
 
 
 def _methods(engine: Engine) -> tuple[str, ...]:

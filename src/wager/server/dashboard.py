@@ -22,6 +22,7 @@ from wager.engine.snapshot import ControlState, Snapshot
 from wager.server.errors import ApiError
 from wager.server.metrics import by_method
 from wager.server.service import Service, service_of
+from wager.server.truth import rounded
 from wager.types import DraftCounts
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def state(service: Service) -> dict[str, Any]:
 
 def _now(change: Change | None, snapshot: Snapshot) -> dict[str, Any]:
     """Rates of the last seconds; all null until there is something to tell them by."""
-    told: dict[str, Any] = {"plain_step_ms_estimated": _short(snapshot.plain_ms)}
+    told: dict[str, Any] = {"plain_step_ms_estimated": rounded(snapshot.plain_ms)}
     if change is None:
         names = (
             "seconds", "tokens_per_second", "decode_tokens_per_second", "tokens_per_step",
@@ -129,14 +130,14 @@ def _now(change: Change | None, snapshot: Snapshot) -> dict[str, Any]:
         )  # fmt: skip
         return dict.fromkeys(names) | told
     return told | {
-        "seconds": _short(change.seconds),
-        "tokens_per_second": _short(change.tokens_per_second),
-        "decode_tokens_per_second": _short(change.decode_tokens_per_second),
-        "tokens_per_step": _short(change.counts.tokens_per_step),
-        "plain_tokens_per_second_estimated": _short(change.plain_tokens_per_second),
-        "speedup_estimated": _short(change.speedup),
-        "step_ms": _short(change.step_ms),
-        "draft_ms": _short(change.draft_ms),
+        "seconds": rounded(change.seconds),
+        "tokens_per_second": rounded(change.tokens_per_second),
+        "decode_tokens_per_second": rounded(change.decode_tokens_per_second),
+        "tokens_per_step": rounded(change.counts.tokens_per_step),
+        "plain_tokens_per_second_estimated": rounded(change.plain_tokens_per_second),
+        "speedup_estimated": rounded(change.speedup),
+        "step_ms": rounded(change.step_ms),
+        "draft_ms": rounded(change.draft_ms),
     }
 
 
@@ -148,7 +149,7 @@ def _drafts(change: Change | None, snapshot: Snapshot) -> dict[str, Any] | None:
     counts = change.counts if change is not None else snapshot.counts
     control = snapshot.control.reasons if snapshot.control is not None else {}
     return {
-        "over_s": _short(change.seconds) if change is not None else None,
+        "over_s": rounded(change.seconds) if change is not None else None,
         **_counts(counts),
         "lengths": _lengths(counts),
         "reasons": change.reasons if change is not None else dict(control),
@@ -168,11 +169,11 @@ def _counts(counts: DraftCounts) -> dict[str, Any]:
         "drafts": counts.drafted_steps,
         "drafted": counts.drafted,
         "accepted": counts.accepted,
-        "acceptance_rate": _short(counts.acceptance_rate),
-        "acceptance_length": _short(counts.acceptance_length),
-        "coverage": _short(counts.coverage),
-        "tokens_per_step": _short(counts.tokens_per_step),
-        "acceptance_by_position_unconditional": [_short(share) for share in shares],
+        "acceptance_rate": rounded(counts.acceptance_rate),
+        "acceptance_length": rounded(counts.acceptance_length),
+        "coverage": rounded(counts.coverage),
+        "tokens_per_step": rounded(counts.tokens_per_step),
+        "acceptance_by_position_unconditional": [rounded(share) for share in shares],
     }
 
 
@@ -186,7 +187,7 @@ def _totals(snapshot: Snapshot) -> dict[str, Any]:
         "preemptions": snapshot.preemptions,
         "drafter_failures": snapshot.drafter_failures,
         "tokens": snapshot.counts.committed,
-        "speedup_estimated": _short(speedup),
+        "speedup_estimated": rounded(speedup),
         "by_method": {name: _counts(found) for name, found in by_method(snapshot).items()},
     }
 
@@ -196,10 +197,10 @@ def _control(control: ControlState) -> dict[str, Any]:
         "kind": control.kind,
         "reasons": dict(control.reasons),
         "lengths": {str(length): control.lengths[length] for length in sorted(control.lengths)},
-        "balance_steps": _short(control.balance),
-        "cap_steps": _short(control.cap),
-        "lost_steps": _short(control.lost),
-        "gained_steps": _short(control.gained),
+        "balance_steps": rounded(control.balance),
+        "cap_steps": rounded(control.cap),
+        "lost_steps": rounded(control.lost),
+        "gained_steps": rounded(control.gained),
     }
 
 
@@ -209,8 +210,4 @@ def _decision(decision: Decision) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return _short(value) if isinstance(value, float) else value
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    return rounded(value) if isinstance(value, float) else value

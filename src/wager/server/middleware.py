@@ -97,27 +97,38 @@ class RequestLog:
         log.log(level, "%s: %d in %s ms", asked, status, ms, extra=known)
 
 
-class ApiKeys:
-    """Refuses with 401 who has none of the keys, on every path but ``open_paths``.
+class _Gate:
+    """Refuses with ``refusal`` whom `lets` does not let in, on every path but ``open_paths``."""
+
+    def __init__(self, app: ASGIApp, open_paths: frozenset[str] = frozenset({"/health"})) -> None:
+        self._app = app
+        self._open = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open and not self.lets(scope):
+            await self.refusal(scope).response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def lets(self, scope: Scope) -> bool:
+        raise NotImplementedError
+
+    def refusal(self, scope: Scope) -> ApiError:
+        raise NotImplementedError
+
+
+class ApiKeys(_Gate):
+    """401 for who has none of the keys.
 
     A key is given as ``Authorization: Bearer KEY``. Browsers that open a page of ``/dashboard``
     ask for it themselves, as the password (of any user name) of HTTP's basic scheme.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Iterable[str], open_paths: frozenset[str] = frozenset({"/health"})
-    ) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        super().__init__(app)
         self._digests = [_digest(key) for key in keys]
-        self._open = open_paths
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open and not self._known(scope):
-            await _refused(scope).response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _known(self, scope: Scope) -> bool:
+    def lets(self, scope: Scope) -> bool:
         given = _digest(_key(scope))
         found = False
         # All of them, whatever is found: the time tells nothing about the keys.
@@ -125,49 +136,48 @@ class ApiKeys:
             found |= hmac.compare_digest(digest, given)
         return found
 
+    def refusal(self, scope: Scope) -> ApiError:
+        page = scope["path"].startswith("/dashboard") and scope["method"] in ("GET", "HEAD")
+        basic = 'Basic realm="wager: any user name, the API key as the password"'
+        return ApiError(
+            401,
+            "a valid API key is needed: send the header `Authorization: Bearer KEY`",
+            code="invalid_api_key",
+            headers={"www-authenticate": basic if page else "Bearer"},
+        )
 
-class OwnNames:
-    """Refuses with 403 who calls this machine by a name that is not its own, on every path but
-    ``open_paths``.
+
+class OwnNames(_Gate):
+    """403 for who calls this machine by a name that is not its own.
 
     The name of a page elsewhere can be made to mean this machine (DNS rebinding), and a browser
     then lets that page read what is answered. Addresses, localhost and the machine's own name
     cannot be had by others; the hosts of ``origins`` are trusted, and ``*`` among them trusts all.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        origins: Iterable[str],
-        open_paths: frozenset[str] = frozenset({"/health"}),
-    ) -> None:
-        self._app = app
-        self._open = open_paths
+    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
+        super().__init__(app)
         trusted = list(origins)
         self._all = "*" in trusted
         self._names = {"", "localhost", socket.gethostname().lower()}
         self._names.update(urlsplit(origin).hostname or "" for origin in trusted)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open and not self._own(scope):
-            refusal = ApiError(
-                403,
-                "this server has no API key and goes by the names of its own machine only; call "
-                "it by its address, or start it with --api-key, or with the page's origin "
-                "(http://NAME) in --allowed-origins",
-                code="unknown_host",
-            )
-            await refusal.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _own(self, scope: Scope) -> bool:
+    def lets(self, scope: Scope) -> bool:
         try:
             name = urlsplit("//" + Headers(scope=scope).get("host", "")).hostname or ""
         except ValueError:
             return self._all
         name = name.rstrip(".")
         return self._all or name in self._names or name.endswith(".localhost") or _address(name)
+
+    def refusal(self, scope: Scope) -> ApiError:
+        return ApiError(
+            403,
+            "this server has no API key and goes by the names of its own machine only; call "
+            "it by its address, or start it with --api-key, or with the page's origin "
+            "(http://NAME) in --allowed-origins",
+            code="unknown_host",
+        )
 
 
 class BodyLimit:
@@ -250,14 +260,3 @@ def _key(scope: Scope) -> str:
         return base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
     except (binascii.Error, ValueError):
         return ""
-
-
-def _refused(scope: Scope) -> ApiError:
-    page = scope["path"].startswith("/dashboard") and scope["method"] in ("GET", "HEAD")
-    asks = 'Basic realm="wager: any user name, the API key as the password"' if page else "Bearer"
-    return ApiError(
-        401,
-        "a valid API key is needed: send the header `Authorization: Bearer KEY`",
-        code="invalid_api_key",
-        headers={"www-authenticate": asks},
-    )

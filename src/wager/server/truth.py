@@ -122,9 +122,9 @@ def speculation(output: RequestOutput, snapshot: Snapshot | None) -> dict[str, A
         "drafted": counts.drafted,
         "accepted": counts.accepted,
         "by_position": counts.accepted_at + [0] * missing,
-        "tokens_per_step": _rounded(counts.tokens_per_step),
-        "draft_ms": _rounded(output.draft_ms),
-        "verify_ms": _rounded(output.verify_ms),
+        "tokens_per_step": rounded(counts.tokens_per_step),
+        "draft_ms": rounded(output.draft_ms),
+        "verify_ms": rounded(output.verify_ms),
         "estimated": _estimated(output, snapshot, counts.drafted > 0),
     }
 
@@ -140,7 +140,7 @@ def _estimated(
     plain_ms = after_first * step
     seconds = _decode_s(output.first_token_s, output.total_s)
     speedup = plain_ms / (1e3 * seconds) if drafted and seconds else None
-    return {"plain_ms": _rounded(plain_ms), "speedup": _rounded(speedup)}
+    return {"plain_ms": rounded(plain_ms), "speedup": rounded(speedup)}
 
 
 def tokens_per_second(output: RequestOutput) -> float | None:
@@ -148,7 +148,7 @@ def tokens_per_second(output: RequestOutput) -> float | None:
     since the first; None where there are none."""
     seconds = _decode_s(output.first_token_s, output.total_s)
     tokens = sum(max(len(c.token_ids) - 1, 0) for c in output.outputs)
-    return _rounded(tokens / seconds) if seconds and tokens else None
+    return rounded(tokens / seconds) if seconds and tokens else None
 
 
 def timings(output: RequestOutput) -> dict[str, Any]:
@@ -174,9 +174,9 @@ def _times(name: str, tokens: int, seconds: float | None) -> dict[str, Any]:
     known = bool(seconds and tokens)
     return {
         f"{name}_n": tokens,
-        f"{name}_ms": _rounded(None if seconds is None else 1e3 * seconds),
-        f"{name}_per_token_ms": _rounded(1e3 * seconds / tokens if seconds and known else None),
-        f"{name}_per_second": _rounded(tokens / seconds if seconds and known else None),
+        f"{name}_ms": rounded(None if seconds is None else 1e3 * seconds),
+        f"{name}_per_token_ms": rounded(1e3 * seconds / tokens if seconds and known else None),
+        f"{name}_per_second": rounded(tokens / seconds if seconds and known else None),
     }
 
 
@@ -184,7 +184,7 @@ def _decode_s(first: float | None, total: float | None) -> float | None:
     return max(total - first, 0.0) if first is not None and total is not None else None
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
     """What follows is noise, and makes replies long."""
     return None if value is None else round(value, 4)
 
@@ -280,17 +280,17 @@ def _row(seen: _Seen) -> dict[str, Any]:
         "completion_tokens": record.completion_tokens,
         "first_token_ms": _ms(record.first_token_s),
         "total_ms": _ms(record.total_s),
-        "tokens_per_second": _rounded(after_first / seconds)
+        "tokens_per_second": rounded(after_first / seconds)
         if seconds and after_first > 0
         else None,
-        "tokens_per_step": _rounded(counts.tokens_per_step),
+        "tokens_per_step": rounded(counts.tokens_per_step),
         "drafted": counts.drafted,
         "accepted": counts.accepted,
-        "draft_ms": _rounded(record.draft_ms),
-        "verify_ms": _rounded(record.verify_ms),
+        "draft_ms": rounded(record.draft_ms),
+        "verify_ms": rounded(record.verify_ms),
         "spans": seen.spans,
     }
 
 
 def _ms(seconds: float | None) -> float | None:
-    return _rounded(None if seconds is None else 1e3 * seconds)
+    return rounded(None if seconds is None else 1e3 * seconds)

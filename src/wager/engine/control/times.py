@@ -126,23 +126,8 @@ class StepTimes:
         """(rows, logarithm of the correction there), rising: an entry for each size seen."""
         if not self._verify:
             return np.ones(1), np.full(1, self._clock)
-        seen = self._seen()
+        seen = [self._verify[size] for size in sorted(self._verify)]
         return np.array([f.rows for f in seen]), np.array([self._clock + f.log for f in seen])
-
-    def _seen(self) -> list[_Factor]:
-        return [self._verify[size] for size in sorted(self._verify)]
-
-    def _correction(self, rows: int) -> float:
-        """The same at a number of rows, without the clock."""
-        before = None
-        for one in self._seen():
-            if rows <= one.rows:
-                if before is None:
-                    return one.log
-                share = (rows - before.rows) / (one.rows - before.rows)
-                return before.log + share * (one.log - before.log)
-            before = one
-        return before.log if before is not None else 0.0
 
     def verify(
         self, requests: int, kv_tokens: int, drafted: int, attended: float, beside: int = 0
@@ -165,7 +150,7 @@ class StepTimes:
     def record_verify(self, requests: int, expected: float, drafted: int, ms: float) -> None:
         """Take in a measured verify step, without what drafting took of it."""
         rows = requests + drafted
-        corrected = self._correction(rows)
+        corrected = float(np.interp(rows, *self._corrections())) - self._clock
         factor = self._verify.setdefault(rows.bit_length(), _Factor(rows, corrected))
         error = math.log(ms / expected)
         if factor.count >= CALIBRATION:
