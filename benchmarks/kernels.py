@@ -20,14 +20,15 @@ from typing import Any, get_args
 import numpy as np
 import wager._native as _native
 
-from wager.config import ModelConfig
 from wager.models.packed import table_kind
+from wager.models.rope import rope_table
 from wager.ops.base import F32, PACK_ROWS, KvPool, LayerWeights, Matrix, RaggedBatch, SelectParams
 from wager.ops.native import NativeOps
 from wager.ops.select import physical_cores
+from wager.shape import ModelConfig
 from wager.types import WeightKind
 
-SMOL = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, 1e4, True)
+SMOL = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, True)
 STREAM_BYTES = 1 << 29
 PROBES = 7
 
@@ -63,7 +64,7 @@ class Stack:
     table: Matrix
     layers: list[Any]
     norm: F32
-    rope: F32
+    ropes: tuple[F32, ...]
     pool: KvPool
     matrix_bytes: int
 
@@ -83,7 +84,7 @@ class Stack:
         x = ops.embed(self.table, batch.tokens)
         for index, layer in enumerate(self.layers):
             t0 = clock()
-            q = ops.attn_in(layer, x, batch, self.rope, self.pool, index)
+            q = ops.attn_in(layer, x, batch, self.ropes, self.pool, index)
             t1 = clock()
             attended = ops.attention(layer, q, batch, self.pool, index)
             t2 = clock()
@@ -155,24 +156,23 @@ def stack(ops: NativeOps, kind: WeightKind, config: ModelConfig, blocks: int) ->
         ops.layer(
             config,
             LayerWeights(
-                ones,
-                matrix(width + 2 * kv_width, c.hidden_size),
-                matrix(c.hidden_size, width),
-                ones,
-                matrix(2 * c.intermediate_size, c.hidden_size),
-                matrix(c.hidden_size, c.intermediate_size),
+                qkv=matrix(width + 2 * kv_width, c.hidden_size),
+                out=matrix(c.hidden_size, width),
+                gate_up=matrix(2 * c.intermediate_size, c.hidden_size),
+                down=matrix(c.hidden_size, c.intermediate_size),
+                attn_norm=ones,
+                mlp_norm=ones,
             ),
+            config.kind(index),
         )
-        for _ in range(c.num_layers)
+        for index in range(c.num_layers)
     ]
     table = matrix(c.vocab_size, c.hidden_size, table_kind(kind))
     pool = ops.kv_pool(config, blocks, "f32")
     pool.keys[...] = rng.standard_normal(pool.keys.shape[1:], np.float32)
     pool.values[...] = rng.standard_normal(pool.values.shape[1:], np.float32)
-    half = c.head_dim // 2
-    angles = np.arange(blocks * 16)[:, None] * 1e4 ** -(np.arange(half) / half)
-    rope = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    return Stack(ops, kind, config, table, layers, ones, rope, pool, size)
+    ropes = tuple(rope_table(rope, c.head_dim, blocks * 16) for rope in c.ropes)
+    return Stack(ops, kind, config, table, layers, ones, ropes, pool, size)
 
 
 def aligned(size: int) -> np.ndarray[Any, Any]:

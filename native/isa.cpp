@@ -53,12 +53,17 @@ std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
     std::vector<uint32_t> first(size_t(words[0] * rows)), second(size_t(words[1] * rows));
     of.pack(x.data(), k, rows, k, first.data());
     const auto gate_up = packed_sample(2 * middle, k, kind), down = packed_sample(n, middle, kind);
-    const ProductJob gated{gate_up.data(), 2 * middle, k, {first.data(), rows, words[0], 1},
-                           nullptr, 0, false, 0, 2, 0, 1, second.data(), words[1]};
-    const ProductJob last{down.data(), n, middle, {second.data(), rows, words[1], 1},
-                          out.data(), n, false, 0, 2, 0, 1};
-    of.gated_product(gated);
-    of.product(last);
+    const auto run = [&](bool gelu, const Output& to) {
+        const ProductJob gated{gate_up.data(), 2 * middle, k, {first.data(), rows, words[0], 1},
+                               {}, 0, 2, 0, 1, second.data(), words[1], gelu};
+        const ProductJob last{down.data(), n, middle, {second.data(), rows, words[1], 1},
+                              to, 0, 2, 0, 1};
+        of.gated_product(gated);
+        of.product(last);
+    };
+    run(false, {out.data(), n});
+    // The same rows once more, added, by the other ways to gate and to end a product.
+    run(true, {out.data(), n, true, x.data(), 0.5f, 3.0f});
     return out;
 }
 

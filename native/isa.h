@@ -58,17 +58,26 @@ struct Tiles {
     int64_t begin(int64_t tile) const { return tile * rows / count; }
 };
 
+// Where a product goes: cap(scale * (sum + bias)), written or added.
+struct Output {
+    float* out = nullptr;            // [rows][stride]
+    int64_t stride = 0;
+    bool add = false;
+    const float* bias = nullptr;     // null: none
+    float scale = 1.0f;
+    float cap = 0.0f;                // 0: none; else cap * tanh(x / cap)
+};
+
 // One job of a product: `panels` of the matrix times `tiles` of the rows.
 struct ProductJob {
     const uint8_t* weights;
     int64_t n, k;
     Tiles x;
-    float* out;          // [rows][stride]
-    int64_t stride;
-    bool add;            // out += instead of out =
+    Output to;
     int64_t panel_begin, panel_end, tile_begin, tile_end;
     uint32_t* gated = nullptr;       // tiles of the next product, for a gated product
     int64_t gated_words = 0;         // 32-bit words per row of them
+    bool gelu = false;               // what gates: GELU in its tanh form, else SiLU
 };
 
 // Attention of the rows [row_begin, row_end) of one request, for one kv head, over one chunk.
@@ -80,6 +89,8 @@ struct AttendJob {
     int64_t group;               // query heads per kv head
     int64_t dim;
     float scale;
+    float cap;                   // of the scores; 0: none
+    int64_t window;              // positions that a row sees; 0: all
     const uint8_t* keys;         // block 0 of this layer and kv head
     const uint8_t* values;
     int64_t block_bytes;         // between blocks
@@ -110,7 +121,7 @@ struct ProductKernels {
     // n columns of a tile's rows, row-major with `stride`, into the tile.
     void (*pack)(const float* x, int64_t stride, int64_t rows, int64_t n, uint32_t* tile);
     void (*product)(const ProductJob& job);
-    // silu(first half of the columns) * second half, into the tiles `gated`; panel numbers are those
+    // act(first half of the columns) * second half, into the tiles `gated`; panel numbers are those
     // of the first half, even at the start of a job.
     void (*gated_product)(const ProductJob& job);
     // For benchmarks: returns the number of multiply-adds; `sink` holds two factors.
@@ -125,6 +136,8 @@ struct Kernels {
     // 1 / sqrt(mean of x^2 + eps), and x * scale * weight.
     float (*rms_scale)(const float* x, float eps, int64_t n);
     void (*apply_norm)(const float* x, float scale, const float* weight, float* out, int64_t n);
+    // x += y * factor.
+    void (*add_scaled)(float* x, const float* y, float factor, int64_t n);
     // x[i], x[i + half] rotated by the angles whose cosines and sines are given.
     void (*rotate)(const float* x, const float* cosine, const float* sine, float* out, int64_t half);
     void (*to_half)(const float* x, uint16_t* out, int64_t n);

@@ -71,9 +71,8 @@ void score_blocks(const Chunk<T>& chunk, int64_t i, int64_t next, const float* q
 }
 
 template <int R, class T>
-void score(const Chunk<T>& chunk, const float* q, int64_t blocks, float* scores) {
+void score(const Chunk<T>& chunk, const float* q, int64_t i, int64_t blocks, float* scores) {
     constexpr int C = columns_of(R);
-    int64_t i = 0;
     for (; i + C <= blocks; i += C)
         score_blocks<R, C>(chunk, i, i + 2 * C <= blocks ? i + C : i, q, scores);
     for (; i < blocks; ++i) score_blocks<R, 1>(chunk, i, i + 1 < blocks ? i + 1 : i, q, scores);
@@ -122,22 +121,31 @@ void weigh(const Chunk<T>& chunk, const float* weights, int64_t begin, int64_t e
         weigh_columns<R, 1>(chunk, weights, begin, end, d, out, stride);
 }
 
-// Scores to weights exp(score - maximum) for the first `count` positions; the maximum and the sum.
-inline void soften(float* scores, int64_t count, float* maximum, float* sum) {
+// Scores of the vector at `i`, capped; those outside of [begin, end) are minus infinity.
+inline V visible(const float* scores, int64_t i, int64_t begin, int64_t end, float cap) {
     const float lane_number[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const int64_t whole = count / LANES * LANES;
+    V value = load(scores + i);
+    if (cap != 0.0f) value = capped(value, cap);
+    const V lanes = load(lane_number), nothing = set1(MINUS_INFINITY);
+    if (i + LANES > end) value = select(less(lanes, set1(float(end - i))), value, nothing);
+    if (i < begin) value = select(less(lanes, set1(float(begin - i))), nothing, value);
+    return value;
+}
+
+// Scores to weights exp(score - maximum) for the positions [begin, end); the maximum and the sum.
+inline void soften(float* scores, int64_t begin, int64_t end, float cap, float* maximum,
+                   float* sum) {
+    const int64_t first = begin / LANES * LANES;
     V top = set1(MINUS_INFINITY);
-    for (int64_t i = 0; i < whole; i += LANES) top = max(load(scores + i), top);
-    if (whole < count) {
-        const M valid = less(load(lane_number), set1(float(count - whole)));
-        const V value = select(valid, load(scores + whole), set1(MINUS_INFINITY));
-        store(scores + whole, value);
+    for (int64_t i = first; i < end; i += LANES) {
+        const V value = visible(scores, i, begin, end, cap);
+        store(scores + i, value);
         top = max(value, top);
     }
     *maximum = max_lanes(top);
     const V shift = set1(*maximum);
     V total = set1(0.0f);
-    for (int64_t i = 0; i < count; i += LANES) {
+    for (int64_t i = first; i < end; i += LANES) {
         const V value = exp(sub(load(scores + i), shift));
         store(scores + i, value);
         total = add(total, value);
@@ -147,7 +155,7 @@ inline void soften(float* scores, int64_t count, float* maximum, float* sum) {
 
 struct Pairs {
     int64_t first, count;    // (row, head) pairs of the job, rows outermost
-    int64_t valid[MAX_ROWS_F32];
+    int64_t begin[MAX_ROWS_F32], end[MAX_ROWS_F32];    // what each sees of the chunk
 };
 
 inline void gather_queries(const AttendJob& job, const Pairs& pairs, float* q) {
@@ -166,24 +174,35 @@ template <int R, class T> void attend_pairs(const Chunk<T>& chunk, const Pairs& 
     alignas(64) float scores[R * SCORE_STRIDE];
     const int64_t slot = partial_size(job.dim);
     float* partial = job.partial + pairs.first * slot;
-    int64_t most = 0, common = CHUNK;
+    int64_t least = CHUNK, most = 0, common = 0, common_end = CHUNK;
     WAGER_UNROLL
     for (int r = 0; r < R; ++r) {
-        most = pairs.valid[r] > most ? pairs.valid[r] : most;
-        common = pairs.valid[r] < common ? pairs.valid[r] : common;
+        const int64_t begin = pairs.begin[r], end = pairs.end[r];
+        least = begin < least ? begin : least;
+        most = end > most ? end : most;
+        common = begin > common ? begin : common;
+        common_end = end < common_end ? end : common_end;
     }
+    // Rows that share no position go over their own alone.
+    if (common >= common_end) common = common_end = CHUNK;
     gather_queries(job, pairs, q);
-    score<R>(chunk, q, (most + KV_BLOCK - 1) / KV_BLOCK, scores);
+    score<R>(chunk, q, least / KV_BLOCK, (most + KV_BLOCK - 1) / KV_BLOCK, scores);
     WAGER_UNROLL
     for (int r = 0; r < R; ++r) {
         float* tail = partial + r * slot + padded(job.dim);
-        soften(scores + r * SCORE_STRIDE, pairs.valid[r], tail, tail + 1);
+        soften(scores + r * SCORE_STRIDE, pairs.begin[r], pairs.end[r], job.cap, tail, tail + 1);
         for (int64_t d = 0; d < job.dim; d += LANES) store(partial + r * slot + d, set1(0.0f));
     }
-    weigh<R>(chunk, scores, 0, common, partial, slot);
+    // In the order of positions: those before the common ones, the common ones, those after.
+    const auto own = [&](int r, int64_t begin, int64_t end) {
+        weigh<1>(chunk, scores + r * SCORE_STRIDE, begin, end < pairs.end[r] ? end : pairs.end[r],
+                 partial + r * slot, slot);
+    };
     WAGER_UNROLL
-    for (int r = 0; r < R; ++r)
-        weigh<1>(chunk, scores + r * SCORE_STRIDE, common, pairs.valid[r], partial + r * slot, slot);
+    for (int r = 0; r < R; ++r) own(r, pairs.begin[r], common);
+    weigh<R>(chunk, scores, common, common_end, partial, slot);
+    WAGER_UNROLL
+    for (int r = 0; r < R; ++r) own(r, common_end, CHUNK);
 }
 
 template <class T> struct AttendTable {
@@ -208,7 +227,11 @@ template <class T> void attend(const AttendJob& job) {
         for (int64_t i = 0; i < pairs.count; ++i) {
             const int64_t row = job.row_begin + (pairs.first + i) / job.group;
             const int64_t seen = job.positions[row] + 1 - chunk.first;
-            pairs.valid[i] = seen < 0 ? 0 : seen < CHUNK ? seen : CHUNK;
+            const int64_t end = seen < 0 ? 0 : seen < CHUNK ? seen : CHUNK;
+            const int64_t begin = job.window && seen > job.window ? seen - job.window : 0;
+            // What lies outside of its window, or behind it, is an empty range at the start.
+            pairs.begin[i] = begin < end ? begin : 0;
+            pairs.end[i] = begin < end ? end : 0;
         }
         table.at[pairs.count](chunk, pairs);
     }
@@ -216,8 +239,12 @@ template <class T> void attend(const AttendJob& job) {
 
 inline void merge(float* state, const float* partial, int64_t dim) {
     const int64_t end = padded(dim);
-    // A chunk behind the row's position holds nothing for it.
+    // A chunk behind the row's position, or before its window, holds nothing for it.
     if (partial[end] == MINUS_INFINITY) return;
+    if (state[end] == MINUS_INFINITY) {
+        std::memcpy(state, partial, size_t(end + LANES) * 4);
+        return;
+    }
     const bool higher = partial[end] > state[end];
     const float top = higher ? partial[end] : state[end];
     // The one that holds the maximum keeps its weight.

@@ -88,9 +88,27 @@ inline void apply_norm(const float* x, float scale, const float* weight, float* 
                    n - i);
 }
 
-inline V silu_mul(V gate, V up) {
-    const V one = set1(1.0f);
-    return mul(div(gate, add(one, exp(sub(set1(0.0f), gate)))), up);
+inline void add_scaled(float* x, const float* y, float factor, int64_t n) {
+    const V f = set1(factor);
+    for (int64_t i = 0; i < n; i += LANES)
+        store_part(x + i, fma(load_part(y + i, n - i), f, load_part(x + i, n - i)), n - i);
+}
+
+// x * sigmoid(x), or GELU in its tanh form: x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+inline V activate(V x, bool gelu) {
+    V inner = x;
+    if (gelu) {
+        const V cubic = mul(mul(x, x), set1(0.0713548162726f));
+        inner = mul(x, add(cubic, set1(1.5957691216057f)));
+    }
+    return div(x, add(set1(1.0f), exp(sub(set1(0.0f), inner))));
+}
+
+// cap * tanh(x / cap).
+inline V capped(V x, float cap) {
+    const V grown = exp(mul(x, set1(2.0f / cap)));
+    const V share = div(set1(2.0f), add(grown, set1(1.0f)));
+    return mul(sub(set1(1.0f), share), set1(cap));
 }
 inline void rotate(const float* x, const float* cosine, const float* sine, float* out,
                    int64_t half) {

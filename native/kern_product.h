@@ -179,10 +179,15 @@ void panel_sums(const ProductJob& job, const uint8_t* w, const uint8_t* after, f
 inline void write_panel(const ProductJob& job, int64_t panel, const float* sums) {
     const int64_t row = job.x.begin(job.tile_begin), rows = job.x.begin(job.tile_end) - row;
     const int64_t column = panel * LANES, width = job.n - column;
-    float* out = job.out + row * job.stride + column;
-    for (int64_t r = 0; r < rows; ++r, out += job.stride, sums += LANES) {
+    const Output& to = job.to;
+    const V bias = to.bias ? load_part(to.bias + column, width) : set1(0.0f);
+    const V scale = set1(to.scale);
+    float* out = to.out + row * to.stride + column;
+    for (int64_t r = 0; r < rows; ++r, out += to.stride, sums += LANES) {
         V value = load(sums);
-        if (job.add) value = add(load_part(out, width), value);
+        if (to.bias) value = add(value, bias);
+        value = to.add ? fma(value, scale, load_part(out, width)) : mul(value, scale);
+        if (to.cap != 0.0f) value = capped(value, to.cap);
         store_part(out, value, width);
     }
 }
@@ -197,7 +202,7 @@ template <class W> void product(const ProductJob& job) {
     }
 }
 
-// silu(gate) * up of two panels at a time: a group of columns, which goes into the tiles of the next
+// act(gate) * up of two panels at a time: a group of columns, which goes into the tiles of the next
 // product at once. The matrix holds the panels of the gate, then as many of the other factor.
 template <class W> void gated_product(const ProductJob& job) {
     alignas(64) float gate[2][JOB_ROWS * LANES], up[2][JOB_ROWS * LANES];
@@ -218,7 +223,7 @@ template <class W> void gated_product(const ProductJob& job) {
                 for (int64_t i = 0; i < count; ++i) {
                     const int64_t at = (row - row0 + r) * LANES;
                     store(active + r * GROUP + i * LANES,
-                          silu_mul(load(gate[i] + at), load(up[i] + at)));
+                          mul(activate(load(gate[i] + at), job.gelu), load(up[i] + at)));
                 }
             uint32_t* out = job.gated + row * job.gated_words + W::words(panel * LANES) * rows;
             W::pack(active, GROUP, rows, count * LANES, out);

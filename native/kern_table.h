@@ -24,6 +24,7 @@ constexpr Kernels TABLE = {
          probe_integers<multiply_add_int4, INT4_PRODUCTS>)},
     rms_scale,
     apply_norm,
+    add_scaled,
     rotate,
     to_half,
     attend<float>,

@@ -1,12 +1,14 @@
 // wager._native: the blocks. Arguments are checked here or in ops.cpp before any kernel sees
 // them; the interpreter lock is released while kernels run.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "arrays.h"
 #include "isa_choice.h"
@@ -57,18 +59,44 @@ std::string pack_into(View<uint8_t, 1> out, Floats2 weight, int64_t first_row, i
     return "";
 }
 
-HeldLayer* make_layer(int64_t heads, int64_t kv_heads, int64_t dim, float eps, Floats1 attn_norm,
-                      const HeldMatrix& qkv, const HeldMatrix& out, Floats1 mlp_norm,
-                      const HeldMatrix& gate_up, const HeldMatrix& down) {
+using MaybeFloats1 = std::optional<Floats1>;
+
+std::vector<float> copied(const MaybeFloats1& values) {
+    if (!values) return {};
+    return {values->data(), values->data() + values->shape(0)};
+}
+
+// The constants of a layer travel by name, as they are many.
+template <class T> T constant(const nb::dict& from, const char* name) {
+    return nb::cast<T>(from[name]);
+}
+
+HeldLayer* make_layer(const nb::dict& constants, const HeldMatrix& qkv, const HeldMatrix& out,
+                      const HeldMatrix& gate_up, const HeldMatrix& down, MaybeFloats1 attn_norm,
+                      MaybeFloats1 mlp_norm, MaybeFloats1 attn_post_norm,
+                      MaybeFloats1 mlp_post_norm, MaybeFloats1 qkv_bias, MaybeFloats1 out_bias,
+                      MaybeFloats1 q_norm, MaybeFloats1 k_norm) {
     auto layer = std::make_unique<HeldLayer>();
-    layer->heads = heads;
-    layer->kv_heads = kv_heads;
-    layer->dim = dim;
+    layer->heads = constant<int64_t>(constants, "heads");
+    layer->kv_heads = constant<int64_t>(constants, "kv_heads");
+    layer->dim = constant<int64_t>(constants, "dim");
     layer->hidden = qkv.k;
     layer->intermediate = down.k;
-    layer->eps = eps;
-    layer->attn_norm.assign(attn_norm.data(), attn_norm.data() + attn_norm.shape(0));
-    layer->mlp_norm.assign(mlp_norm.data(), mlp_norm.data() + mlp_norm.shape(0));
+    layer->eps = constant<float>(constants, "eps");
+    layer->score_scale = constant<float>(constants, "score_scale");
+    layer->score_cap = constant<float>(constants, "score_cap");
+    layer->residual_scale = constant<float>(constants, "residual_scale");
+    layer->window = constant<int64_t>(constants, "window");
+    layer->rope = constant<int64_t>(constants, "rope");
+    layer->gelu = constant<bool>(constants, "gelu");
+    layer->attn_norm = copied(attn_norm);
+    layer->mlp_norm = copied(mlp_norm);
+    layer->attn_post_norm = copied(attn_post_norm);
+    layer->mlp_post_norm = copied(mlp_post_norm);
+    layer->qkv_bias = copied(qkv_bias);
+    layer->out_bias = copied(out_bias);
+    layer->q_norm = copied(q_norm);
+    layer->k_norm = copied(k_norm);
     layer->qkv = qkv;
     layer->out = out;
     layer->gate_up = gate_up;
@@ -108,21 +136,30 @@ template <class Array> void check_rows(const Array& x, int64_t rows, int64_t col
             "an array of rows has the wrong shape");
 }
 
-NewArray embed(Ops& ops, const HeldMatrix& table, Ints1 tokens) {
+NewArray embed(Ops& ops, const HeldMatrix& table, Ints1 tokens, float scale) {
     const int64_t rows = int64_t(tokens.shape(0));
     NewArray out = new_array(rows, table.k);
     const nb::gil_scoped_release unlocked;
-    ops.embed(table, tokens.data(), rows, out.data());
+    ops.embed(table, tokens.data(), rows, scale, out.data());
     return out;
 }
 
-NewArray attn_in(Ops& ops, const HeldLayer& layer, Floats2 x, const Batch& batch, Floats2 rope,
-                 const HeldPool& pool, int64_t index) {
+std::vector<Rope> checked_ropes(const std::vector<Floats2>& tables, const Layer& layer) {
+    std::vector<Rope> ropes;
+    for (const Floats2& table : tables) {
+        check_rows(table, int64_t(table.shape(0)), layer.dim);
+        ropes.push_back({table.data(), int64_t(table.shape(0))});
+    }
+    return ropes;
+}
+
+NewArray attn_in(Ops& ops, const HeldLayer& layer, Floats2 x, const Batch& batch,
+                 const std::vector<Floats2>& tables, const HeldPool& pool, int64_t index) {
     check_rows(x, batch.rows(), layer.hidden);
-    check_rows(rope, int64_t(rope.shape(0)), layer.dim);
+    const std::vector<Rope> ropes = checked_ropes(tables, layer);
     NewArray q = new_array(batch.rows(), layer.heads * layer.dim);
     const nb::gil_scoped_release unlocked;
-    ops.attn_in(layer, x.data(), batch, rope.data(), int64_t(rope.shape(0)), pool, index, q.data());
+    ops.attn_in(layer, x.data(), batch, ropes, pool, index, q.data());
     return q;
 }
 
@@ -149,24 +186,26 @@ void mlp(Ops& ops, const HeldLayer& layer, MutableFloats2 x) {
 }
 
 void decode(Ops& ops, const std::vector<const HeldLayer*>& layers, int64_t first, MutableFloats2 x,
-            const Batch& batch, Floats2 rope, const HeldPool& pool) {
+            const Batch& batch, const std::vector<Floats2>& tables, const HeldPool& pool) {
+    std::vector<Rope> ropes;
     for (const HeldLayer* layer : layers) {
         check_rows(x, batch.rows(), layer->hidden);
-        check_rows(rope, int64_t(rope.shape(0)), layer->dim);
+        ropes = checked_ropes(tables, *layer);
     }
     const std::vector<const Layer*> plain(layers.begin(), layers.end());
     const nb::gil_scoped_release unlocked;
-    ops.decode(plain, first, x.data(), batch, rope.data(), int64_t(rope.shape(0)), pool);
+    ops.decode(plain, first, x.data(), batch, ropes, pool);
 }
 
-NewArray logits(Ops& ops, Floats1 norm, float eps, const HeldMatrix& head, Floats2 x, Ints1 rows) {
+NewArray logits(Ops& ops, Floats1 norm, float eps, const HeldMatrix& head, Floats2 x, Ints1 rows,
+                float scale, float cap) {
     check_rows(x, int64_t(x.shape(0)), head.k);
     require(int64_t(norm.shape(0)) == head.k, "logits: the norm has the wrong size");
     const int64_t count = int64_t(rows.shape(0));
     NewArray out = new_array(count, head.n);
     const nb::gil_scoped_release unlocked;
-    ops.logits(norm.data(), eps, head, x.data(), int64_t(x.shape(0)), rows.data(), count,
-               out.data());
+    const Output to{out.data(), head.n, false, nullptr, scale, cap};
+    ops.logits(norm.data(), eps, head, x.data(), int64_t(x.shape(0)), rows.data(), count, to);
     return out;
 }
 
@@ -199,8 +238,10 @@ void bind_kernels(nb::module_& m) {
     m.def("pack_into", &pack_into, exact("out"), exact("weight"), "first_row"_a, "n"_a, "kind"_a,
           "Empty when all went well, else what is wrong with a weight.");
     m.def("matrix", &make_matrix, exact("data"), "n"_a, "k"_a, "kind"_a);
-    m.def("layer", &make_layer, "heads"_a, "kv_heads"_a, "dim"_a, "eps"_a, exact("attn_norm"),
-          "qkv"_a, "out"_a, exact("mlp_norm"), "gate_up"_a, "down"_a);
+    m.def("layer", &make_layer, "constants"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a,
+          exact("attn_norm").none(), exact("mlp_norm").none(), exact("attn_post_norm").none(),
+          exact("mlp_post_norm").none(), exact("qkv_bias").none(), exact("out_bias").none(),
+          exact("q_norm").none(), exact("k_norm").none());
     m.def("pool", &make_pool, exact("keys"), exact("values"), "layers"_a, "blocks"_a, "kv_heads"_a,
           "dim"_a, "kind"_a);
     m.def("batch", &make_batch, exact("positions"), exact("row_starts"), exact("block_tables"));
@@ -209,14 +250,15 @@ void bind_kernels(nb::module_& m) {
     nb::class_<Ops>(m, "Ops")
         .def_prop_ro("instruction_set", [](const Ops& ops) { return ops.kernels().name; })
         .def_prop_ro("threads", &Ops::threads)
-        .def("embed", &embed, "table"_a, exact("tokens"))
-        .def("attn_in", &attn_in, "layer"_a, exact("x"), "batch"_a, exact("rope"), "pool"_a,
+        .def("embed", &embed, "table"_a, exact("tokens"), "scale"_a)
+        .def("attn_in", &attn_in, "layer"_a, exact("x"), "batch"_a, exact("ropes"), "pool"_a,
              "index"_a)
         .def("attention", &attention, "layer"_a, exact("q"), "batch"_a, "pool"_a, "index"_a)
         .def("attn_out", &attn_out, "layer"_a, exact("attended"), exact("x"))
         .def("mlp", &mlp, "layer"_a, exact("x"))
-        .def("decode", &decode, "layers"_a, "first"_a, exact("x"), "batch"_a, exact("rope"),
+        .def("decode", &decode, "layers"_a, "first"_a, exact("x"), "batch"_a, exact("ropes"),
              "pool"_a)
-        .def("logits", &logits, exact("norm"), "eps"_a, "head"_a, exact("x"), exact("rows"));
+        .def("logits", &logits, exact("norm"), "eps"_a, "head"_a, exact("x"), exact("rows"),
+             "scale"_a, "cap"_a);
     m.def("ops", &make_ops);
 }

@@ -26,8 +26,13 @@ struct Matrix {
 
 struct Layer {
     int64_t heads, kv_heads, dim, hidden, intermediate;
-    float eps;
-    std::vector<float> attn_norm, mlp_norm;
+    float eps, score_scale, score_cap, residual_scale;
+    int64_t window;      // positions that a row sees; 0: all
+    int64_t rope;        // which of the rotary tables; -1: none
+    bool gelu;
+    // Empty: there is none. q_norm and k_norm are as wide as a head, or as all of them.
+    std::vector<float> attn_norm, mlp_norm, attn_post_norm, mlp_post_norm;
+    std::vector<float> qkv_bias, out_bias, q_norm, k_norm;
     Matrix qkv, out, gate_up, down;
     int64_t qkv_columns() const { return (heads + 2 * kv_heads) * dim; }
     void check() const;
@@ -45,6 +50,12 @@ struct KvPool {
     int64_t offset(int64_t layer, int64_t block, int64_t head) const {
         return block * block_bytes() + (layer * kv_heads + head) * head_bytes();
     }
+};
+
+// Rotary tables: [rows][dim], cosines then sines.
+struct Rope {
+    const float* table;
+    int64_t rows;
 };
 
 // A checked copy of a ragged batch.
@@ -97,23 +108,24 @@ public:
     const Kernels& kernels() const { return *kernels_; }
     int threads() const { return pool_.threads(); }
 
-    void embed(const Matrix& table, const int32_t* tokens, int64_t rows, float* out);
-    void attn_in(const Layer& layer, const float* x, const Batch& batch, const float* rope,
-                 int64_t rope_rows, const KvPool& kv, int64_t index, float* q);
+    void embed(const Matrix& table, const int32_t* tokens, int64_t rows, float scale, float* out);
+    void attn_in(const Layer& layer, const float* x, const Batch& batch,
+                 const std::vector<Rope>& ropes, const KvPool& kv, int64_t index, float* q);
     void attention(const Layer& layer, const float* q, const Batch& batch, const KvPool& kv,
                    int64_t index, float* out);
     void attn_out(const Layer& layer, const float* attended, float* x, int64_t rows);
     void mlp(const Layer& layer, float* x, int64_t rows);
     void logits(const float* norm, float eps, const Matrix& head, const float* x, int64_t x_rows,
-                const int32_t* rows, int64_t count, float* out);
+                const int32_t* rows, int64_t count, const Output& to);
     void decode(const std::vector<const Layer*>& layers, int64_t first, float* x,
-                const Batch& batch, const float* rope, int64_t rope_rows, const KvPool& kv);
+                const Batch& batch, const std::vector<Rope>& ropes, const KvPool& kv);
 
 private:
     struct Product;
     struct Normed;
     struct AttnIn;
     struct Attention;
+    struct Added;
 
     Tiles tiles(Buffer& buffer, const Matrix& matrix, int64_t rows);
 

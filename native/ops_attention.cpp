@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "ops.h"
@@ -11,7 +10,7 @@ namespace {
 struct Item {
     int32_t request;
     int64_t row_begin, row_end;     // within the request
-    int64_t chunks;
+    int64_t first_chunk, chunks;
     int64_t offset;                 // of its partial results, in floats
 };
 
@@ -46,7 +45,10 @@ struct Ops::Attention {
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t row = part * rows / parts, end = (part + 1) * rows / parts;
                 const int64_t last = batch.positions[size_t(start + end - 1)];
-                items.push_back({int32_t(r), row, end, last / CHUNK + 1, size});
+                const int64_t seen = batch.positions[size_t(start + row)] + 1;
+                const int64_t first = layer.window && seen > layer.window
+                                          ? (seen - layer.window) / CHUNK : 0;
+                items.push_back({int32_t(r), row, end, first, last / CHUNK + 1 - first, size});
                 size += items.back().chunks * pairs(items.back()) * slot() * layer.kv_heads;
                 for (int64_t chunk = 0; chunk < items.back().chunks; ++chunk)
                     chunk_jobs.emplace_back(int32_t(items.size()) - 1, int32_t(chunk));
@@ -60,8 +62,8 @@ struct Ops::Attention {
         const int64_t base = kv.offset(index, 0, kv_head);
         return {q + (start * layer.heads + kv_head * group()) * dim, layer.heads * dim,
                 batch.positions.data() + start, item.row_begin, item.row_end, group(), dim,
-                1.0f / std::sqrt(float(dim)), kv.keys + base, kv.values + base, kv.block_bytes(),
-                batch.table(item.request), chunk, into};
+                layer.score_scale, layer.score_cap, layer.window, kv.keys + base, kv.values + base, kv.block_bytes(),
+                batch.table(item.request), item.first_chunk + chunk, into};
     }
 
     void attend(const AttendJob& job) const {

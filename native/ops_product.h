@@ -55,10 +55,10 @@ struct Ops::Product {
     static constexpr int64_t ACTIVATION_BYTES = 400 << 10;
     static constexpr int64_t MAX_JOB_ROWS = 240;
 
-    // `gated`: the matrix is gate and up, and silu(gate) * up goes into these tiles, not to `out`.
-    Product(const Kernels& kernels, int threads, const Matrix& m, const Tiles& x, float* out,
-            int64_t stride, bool add, const Tiles* gated = nullptr)
-        : whole{m.data, m.n, m.k, x, out, stride, add, 0, 0, 0, 0} {
+    // `gated`: the matrix is gate and up, and act(gate) * up goes into these tiles, not to `to`.
+    Product(const Kernels& kernels, int threads, const Matrix& m, const Tiles& x, const Output& to,
+            const Tiles* gated = nullptr, bool gelu = false)
+        : whole{m.data, m.n, m.k, x, to, 0, 0, 0, 0} {
         const ProductKernels& of = kernels.of(m.kind);
         kernel = of.product;
         panels = m.panels();
@@ -67,6 +67,7 @@ struct Ops::Product {
             panels = m.n / 2 / LANES;
             whole.gated = const_cast<uint32_t*>(gated->data);
             whole.gated_words = gated->words;
+            whole.gelu = gelu;
         }
         const int64_t rows = std::min(MAX_JOB_ROWS, ACTIVATION_BYTES / (x.words * 4));
         const int64_t tiles_per_job = std::max<int64_t>(1, rows / of.max_rows);

@@ -28,26 +28,6 @@ GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Shape and constants of a llama-architecture decoder."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_context: int
-    norm_eps: float
-    rope_theta: float
-    tied_head: bool
-    # Divisors of the rotary frequencies, one per pair (llama3 scaling, or GGUF's rope_freqs).
-    rope_factors: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How a model is run. Defaults are those of the command line too."""
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from tests.ops.sets import make, usable_sets
 from tests.ops.stack import EPS, build, config_of, pack, play, ragged
-from wager.config import ModelConfig
 from wager.errors import ModelError
 from wager.ops.base import F32, OpSet
+from wager.shape import ModelConfig
 from wager.types import KvKind, WeightKind
 
 SETS = ["reference", *(f"native-{isa}-2" for isa in usable_sets())]
@@ -77,10 +77,10 @@ def test_blocks_one_by_one_equal_all_layers_in_one_call(ops: OpSet) -> None:
     expected = stack.step(whole, batch)
     x = ops.embed(stack.table, batch.tokens)
     for index, layer in enumerate(stack.layers):
-        q = ops.attn_in(layer, x, batch, stack.rope, pieces, index)
+        q = ops.attn_in(layer, x, batch, stack.ropes, pieces, index)
         ops.attn_out(layer, ops.attention(layer, q, batch, pieces, index), x)
         ops.mlp(layer, x)
-    assert same_bits(expected, ops.logits(stack.norm, EPS, stack.table, x, batch.logit_rows))
+    assert same_bits(expected, stack.logits(x, batch.logit_rows))
     assert np.array_equal(whole.keys, pieces.keys, equal_nan=True)
 
 
@@ -104,7 +104,7 @@ def test_product_and_attention_against_double_precision(ops: OpSet, shape: str) 
     pool = stack.pool("f32")
     everything = rng.standard_normal((seen, config.hidden_size)).astype(np.float32)
     batch = ragged([(np.zeros(seen, np.int32), 0, blocks)])
-    ops.attn_in(stack.layers[0], everything, batch, stack.rope, pool, 0)
+    ops.attn_in(stack.layers[0], everything, batch, stack.ropes, pool, 0)
     keys, values = written(ops, pool.keys[blocks, 0], pool.values[blocks, 0], seen)
     queries = rng.standard_normal((seen, heads * config.head_dim)).astype(np.float32)
     attended = ops.attention(stack.layers[0], queries, batch, pool, 0)
@@ -196,7 +196,7 @@ def test_indices_outside_are_refused(ops: OpSet) -> None:
     for first, blocks in ((0, [4]), (0, [-1]), (15, [0]), (20, [0, -1]), (-1, [0])):
         with pytest.raises(ValueError, match=r"block|position"):
             stack.step(pool, ragged([(some, first, np.array(blocks, np.int32))]))
-    short = stack.rope[:2]
+    short = [stack.ropes[0][:2]]
     batch = ragged([(some, 0, np.array([0], np.int32))])
     x = ops.embed(stack.table, batch.tokens)
     with pytest.raises(ValueError, match="position"):

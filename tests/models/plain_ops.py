@@ -62,5 +62,5 @@ class PlainOps:
         groups = values.reshape(n, -1, GROUP) * scales[:, :, None]
         return groups.reshape(n, k).astype(np.float32)
 
-    def layer(self, config: Any, weights: Any) -> Any:
+    def layer(self, config: Any, weights: Any, kind: Any) -> Any:
         return weights

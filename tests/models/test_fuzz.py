@@ -18,7 +18,7 @@ import pytest
 
 from tests.tiny import write_tiny_gguf, write_tiny_hf
 from wager.errors import ModelError
-from wager.models import gguf_file, gguf_llama, gguf_tokenizer, hf_llama, safetensors_file
+from wager.models import gguf_config, gguf_file, gguf_tokenizer, hf_config, safetensors_file
 
 GGUF_MUTATIONS = 60_000
 SAFETENSORS_MUTATIONS = 40_000
@@ -114,7 +114,7 @@ def test_gguf(tmp_path: Path) -> None:
         file = gguf_file.parse_gguf(io.BytesIO(data), len(data), path)
         for info in file.tensors.values():
             assert 0 < info.offset <= info.offset + info.nbytes <= len(data)
-        gguf_llama.read_config(file)
+        gguf_config.read_config(file)
         gguf_tokenizer.tokenizer_json(file)
 
     check(base)
@@ -154,7 +154,7 @@ def test_config(tmp_path: Path) -> None:
     base = json.dumps(json.loads(path.read_bytes())).encode()
 
     def attempt(rng: random.Random) -> None:
-        hf_llama.read_config(path, safetensors_file.parse_json(mutate_text(base, rng), path))
+        hf_config.read_config(path, safetensors_file.parse_json(mutate_text(base, rng), path))
 
     refused = count_refused(CONFIG_MUTATIONS, attempt, seed=3)
     assert CONFIG_MUTATIONS // 4 < refused < CONFIG_MUTATIONS

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.config import ModelConfig
+from wager.models.packed import joined
+from wager.models.rope import rope_table
+from wager.models.tensors import layer_shapes
 from wager.ops.base import (
     BLOCK,
     F32,
+    I32,
     PACK_ROWS,
     KvPool,
     LayerWeights,
@@ -20,6 +23,7 @@ from wager.ops.base import (
     OpSet,
     RaggedBatch,
 )
+from wager.shape import ModelConfig
 from wager.types import KvKind, WeightKind
 
 EPS = 1e-5
@@ -34,11 +38,13 @@ def config_of(
     intermediate: int = 96,
     vocab: int = 130,
     layers: int = 2,
+    **traits: Any,
 ) -> ModelConfig:
     """130 and 96 are not multiples of every panel: tails are part of each test."""
     return ModelConfig(
-        "llama", vocab, hidden, intermediate, layers, heads, kv_heads, dim, CONTEXT, EPS, 1e4, True
-    )
+        "llama", vocab, hidden, intermediate, layers, heads, kv_heads, dim, CONTEXT, EPS, True,
+        **traits,
+    )  # fmt: skip
 
 
 def pack(ops: OpSet, weight: F32, kind: WeightKind, piece: int = PACK_ROWS) -> Matrix:
@@ -51,11 +57,6 @@ def pack(ops: OpSet, weight: F32, kind: WeightKind, piece: int = PACK_ROWS) -> M
     return ops.matrix(data, n, k, kind)
 
 
-def rope_table(dim: int, length: int = CONTEXT) -> F32:
-    angles = np.arange(length)[:, None] * 1e4 ** -(np.arange(dim // 2) / (dim // 2))
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-
-
 @dataclass
 class Stack:
     """The same arguments give the same weights on every op set."""
@@ -65,7 +66,7 @@ class Stack:
     table: Matrix
     layers: list[Any]
     norm: F32
-    rope: F32
+    ropes: tuple[F32, ...]
 
     def pool(self, kind: KvKind, blocks: int = 80) -> KvPool:
         """Every slot holds something that would show if it were read."""
@@ -76,38 +77,42 @@ class Stack:
         return pool
 
     def step(self, pool: KvPool, batch: RaggedBatch) -> F32:
-        x = self.ops.embed(self.table, batch.tokens)
-        self.ops.run_layers(self.layers, 0, x, batch, self.rope, pool)
-        return self.ops.logits(self.norm, EPS, self.table, x, batch.logit_rows)
+        x = self.ops.embed(self.table, batch.tokens, self.config.embed_scale)
+        self.ops.run_layers(self.layers, 0, x, batch, self.ropes, pool)
+        return self.logits(x, batch.logit_rows)
+
+    def logits(self, x: F32, rows: I32) -> F32:
+        config = self.config
+        return self.ops.logits(
+            self.norm, EPS, self.table, x, rows, config.logit_scale, config.logit_cap
+        )
 
 
 def build(ops: OpSet, config: ModelConfig, kind: WeightKind, seed: int = 0) -> Stack:
     rng = np.random.default_rng(seed)
+    shapes = layer_shapes(config)
 
     def matrix(n: int, k: int) -> Matrix:
         return pack(ops, (rng.standard_normal((n, k)) * k**-0.5).astype(np.float32), kind)
 
-    def norm() -> F32:
-        return rng.uniform(0.5, 1.5, config.hidden_size).astype(np.float32)
+    def part(name: str, rows: int) -> Any:
+        if len(shapes[name]) == 2:
+            return matrix(rows, shapes[name][1])
+        low, high = (-0.5, 0.5) if name.endswith("bias") else (0.5, 1.5)
+        return rng.uniform(low, high, rows).astype(np.float32)
 
-    width = config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
-    layers = [
-        ops.layer(
-            config,
-            LayerWeights(
-                attn_norm=norm(),
-                qkv=matrix(width + 2 * kv_width, config.hidden_size),
-                out=matrix(config.hidden_size, width),
-                mlp_norm=norm(),
-                gate_up=matrix(2 * config.intermediate_size, config.hidden_size),
-                down=matrix(config.hidden_size, config.intermediate_size),
-            ),
-        )
-        for _ in range(config.num_layers)
-    ]
+    def layer(index: int) -> Any:
+        weights = {
+            name: part(parts[0], sum(shapes[each][0] for each in parts))
+            for name, parts in joined(shapes).items()
+        }
+        return ops.layer(config, LayerWeights(**weights), config.kind(index))
+
+    layers = [layer(index) for index in range(config.num_layers)]
     table = matrix(config.vocab_size, config.hidden_size)
-    return Stack(ops, config, table, layers, norm(), rope_table(config.head_dim))
+    norm = rng.uniform(0.5, 1.5, config.hidden_size).astype(np.float32)
+    ropes = tuple(rope_table(rope, config.head_dim, CONTEXT) for rope in config.ropes)
+    return Stack(ops, config, table, layers, norm, ropes)
 
 
 def ragged(

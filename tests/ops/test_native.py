@@ -215,12 +215,12 @@ def test_arrays_of_the_wrong_shape_or_type_are_refused() -> None:
     for starts in ([0], [0, 2], [1, 1], [0, 1, 0]):
         batch = RaggedBatch(one, one, np.array(starts, np.int32), one[None], one)
         with pytest.raises(ValueError, match="row_starts"):
-            ops.attn_in(layer, np.zeros((1, 64), np.float32), batch, stack.rope,
+            ops.attn_in(layer, np.zeros((1, 64), np.float32), batch, stack.ropes,
                         stack.pool("f32"), 0)  # fmt: skip
     wrong = np.array([3, 5], np.int32)
     batch = RaggedBatch(wrong, wrong, np.array([0, 2], np.int32), one[None], one)
     with pytest.raises(ValueError, match="consecutive"):
-        ops.attn_in(layer, np.zeros((2, 64), np.float32), batch, stack.rope, stack.pool("f32"), 0)
+        ops.attn_in(layer, np.zeros((2, 64), np.float32), batch, stack.ropes, stack.pool("f32"), 0)
 
 
 def test_shapes_without_kernels_are_refused_by_name() -> None:

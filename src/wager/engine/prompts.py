@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from wager.engine.scheduler import Work
+from wager.models.decoder import head_logits
 from wager.models.load import Model
 from wager.ops.base import F32
 from wager.sampling.sampler import token_logprob
@@ -36,7 +37,7 @@ def score_prompt(model: Model, vocab_size: int, work: Work, hidden: F32, first: 
     for begin in range(max(start, len(entries) - 1), end, PIECE):
         positions = range(begin, min(begin + PIECE, end))
         rows = np.arange(len(positions), dtype=np.int32) + np.int32(first + begin - start)
-        logits = model.ops.logits(model.final_norm, model.config.norm_eps, model.head, hidden, rows)
+        logits = head_logits(model, hidden, rows)
         for position, row in zip(positions, logits, strict=True):
             token = request.prompt_ids[position + 1]
             entries.append(token_logprob(row[:vocab_size], token, alternatives, model.ops))

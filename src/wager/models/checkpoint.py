@@ -1,7 +1,7 @@
 """What a model file offers, whatever its format: a config, and matrices that are read by rows.
 
-Tensors carry their Hugging Face names, and q and k rows are in Hugging Face order (rotary pairs i
-and i + D/2), whatever the file holds.
+Tensors carry the names of `wager.models.tensors`, and rotary pairs are rows i and i + D/2 of a
+head, whatever the file holds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.config import ModelConfig
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.ops.base import F32
+from wager.shape import ModelConfig, Rope
 
 if TYPE_CHECKING:
     from wager.models.generation import GenerationConfig
@@ -37,8 +37,12 @@ WHAT_WORKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file. ``read(first, count)`` gives rows (elements of a vector), float32."""
+    """A tensor in a file, under its name there.
 
+    ``read(first, count)`` gives rows (elements of a vector), float32.
+    """
+
+    name: str
     shape: tuple[int, ...]
     read: Callable[[int, int], F32]
 
@@ -59,28 +63,6 @@ class Checkpoint:
     fingerprint: str
     tokenizer: Callable[[], Tokenizer]
     generation: Callable[[Tokenizer], GenerationConfig]
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a llama decoder, by its Hugging Face name."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for index in range(config.num_layers):
-        layer = f"model.layers.{index}."
-        shapes[layer + "input_layernorm.weight"] = (hidden,)
-        shapes[layer + "self_attn.q_proj.weight"] = (queries, hidden)
-        shapes[layer + "self_attn.k_proj.weight"] = (keys, hidden)
-        shapes[layer + "self_attn.v_proj.weight"] = (keys, hidden)
-        shapes[layer + "self_attn.o_proj.weight"] = (hidden, queries)
-        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[layer + "mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[layer + "mlp.up_proj.weight"] = (inner, hidden)
-        shapes[layer + "mlp.down_proj.weight"] = (hidden, inner)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tied_head:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
 
 
 def check_config(path: Path, config: ModelConfig) -> None:
@@ -105,37 +87,32 @@ def check_config(path: Path, config: ModelConfig) -> None:
         )
     if config.head_dim % 2:
         raise UnsupportedModel(f"{path}: head size {config.head_dim} is odd, so it has no rotary")
-    for field, value in (("norm_eps", config.norm_eps), ("rope_theta", config.rope_theta)):
-        if not 0.0 < value < 1e30:
-            raise CorruptFile(f"{path}: {field} is {value}; it must be a positive number")
-    if config.rope_factors is not None:
-        if len(config.rope_factors) != config.head_dim // 2:
+    numbers = {"norm_eps": config.norm_eps, "attention_scale": config.score_scale}
+    for field, number in numbers.items():
+        if not 0.0 < number < 1e30:
+            raise CorruptFile(f"{path}: {field} is {number}; it must be a positive number")
+    for rope in config.ropes:
+        check_rope(path, rope, config.head_dim)
+
+
+def check_rope(path: Path, rope: Rope, head_dim: int) -> None:
+    """Raise CorruptFile or UnsupportedModel where a rotary table cannot be made."""
+    if not 0 <= rope.dims <= head_dim or rope.dims % 2:
+        raise CorruptFile(f"{path}: {rope.dims} of {head_dim} values of a head cannot be turned")
+    pairs = (rope.dims or head_dim) // 2
+    for field, number in (("rope_theta", rope.theta), ("the attention factor", rope.scale)):
+        if not 0.0 < number < 1e30:
+            raise CorruptFile(f"{path}: {field} is {number}; it must be a positive number")
+    for factors in (rope.factors, rope.long_factors):
+        if factors is None:
+            continue
+        if len(factors) != pairs:
             raise CorruptFile(
-                f"{path}: {len(config.rope_factors)} rotary factors for a head of "
-                f"{config.head_dim}; there must be {config.head_dim // 2}"
+                f"{path}: {len(factors)} rotary factors for a head of {2 * pairs}; there must be "
+                f"{pairs}"
             )
-        if not all(0.0 < factor < 1e30 for factor in config.rope_factors):
+        if not all(0.0 < factor < 1e30 for factor in factors):
             raise CorruptFile(f"{path}: a rotary factor is not a positive number")
-
-
-def check_tensors(
-    path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]], hint: str = ""
-) -> None:
-    """Every tensor of the model is there in its shape, and no other is."""
-    expected = tensor_shapes(config)
-    # Sizes that lie ask for tensors that are not there: say so before anything is allocated.
-    missing = next((name for name in expected if name not in found), None)
-    if missing is not None:
-        raise ModelError(f"{path}: tensor {missing} is missing{hint}")
-    extra = next((name for name in found if name not in expected), None)
-    if extra is not None:
-        kind = "a bias" if extra.endswith(".bias") else "not part of a llama decoder"
-        raise UnsupportedModel(f"{path}: tensor {quoted(extra)} is {kind}; {WHAT_WORKS}")
-    for name, shape in expected.items():
-        if tuple(found[name]) != shape:
-            raise CorruptFile(
-                f"{path}: tensor {name} is {list(found[name])}, the config asks for {list(shape)}"
-            )
 
 
 def quoted(value: object, limit: int = 60) -> str:

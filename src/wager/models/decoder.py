@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from wager.models.load import Model
-from wager.ops.base import F32, KvPool, RaggedBatch
+from wager.ops.base import F32, I32, KvPool, RaggedBatch
 
 
 @dataclass(slots=True)
@@ -31,14 +31,22 @@ def forward(
     j - 1.
     """
     ops = model.ops
-    x = ops.embed(model.embed, batch.tokens)
+    x = ops.embed(model.embed, batch.tokens, model.config.embed_scale)
     hidden: dict[int, F32] = {}
     done = 0
     for cut in sorted({*hidden_layers, len(model.layers)}):
         if cut > done:
-            ops.run_layers(model.layers[done:cut], done, x, batch, model.rope, pool)
+            ops.run_layers(model.layers[done:cut], done, x, batch, model.ropes, pool)
             done = cut
         if cut in hidden_layers:
             hidden[cut] = x.copy()
-    logits = ops.logits(model.final_norm, model.config.norm_eps, model.head, x, batch.logit_rows)
-    return DecoderOutput(logits, hidden)
+    return DecoderOutput(head_logits(model, x, batch.logit_rows), hidden)
+
+
+def head_logits(model: Model, x: F32, rows: I32) -> F32:
+    """Logits of some rows of the last layer's output, [L, V]."""
+    config = model.config
+    return model.ops.logits(
+        model.final_norm, config.norm_eps, model.head, x, rows, config.logit_scale,
+        config.logit_cap,
+    )  # fmt: skip

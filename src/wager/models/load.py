@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from wager.config import ModelConfig
 from wager.errors import ConfigError, ModelError, UnsupportedModel
 from wager.models.catalogue import CATALOGUE
 from wager.models.checkpoint import MAX_CONTEXT, WHAT_WORKS, Checkpoint
@@ -18,7 +17,8 @@ from wager.models.packed import PackedWeights, load_packed
 from wager.models.paths import models_dir
 from wager.models.rope import rope_table
 from wager.models.tokenizer import Tokenizer
-from wager.ops.base import F32, GROUP, Layer, LayerWeights, Matrix, OpSet
+from wager.ops.base import F32, GROUP, MATRICES, Layer, LayerWeights, Matrix, OpSet
+from wager.shape import ModelConfig
 from wager.types import WeightKind
 
 __all__ = ["GenerationConfig", "Model", "load_model", "open_checkpoint", "resolve"]
@@ -28,8 +28,9 @@ __all__ = ["GenerationConfig", "Model", "load_model", "open_checkpoint", "resolv
 class Model:
     """Everything the engine needs. ``head`` is ``embed`` when they are tied.
 
-    ``rope`` is float32 [max_context, D], cosines then sines. ``fingerprint`` is a sha256 over the
-    source files and the weight type: equal fingerprints mean equal packed weights.
+    ``ropes`` are the rotary tables, float32 [max_context, D], cosines then sines. ``fingerprint``
+    is a sha256 over the source files and the weight type: equal fingerprints mean equal packed
+    weights.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Model:
     layers: list[Layer]
     final_norm: F32
     head: Matrix
-    rope: F32
+    ropes: tuple[F32, ...]
     weights: WeightKind
     packed_bytes: int
     fingerprint: str
@@ -75,10 +76,10 @@ def open_checkpoint(name_or_path: str) -> Checkpoint:
     path = resolve(name_or_path)
     name = name_or_path if name_or_path in CATALOGUE else path.resolve().stem
     if path.is_dir():
-        from wager.models.hf_llama import open_directory
+        from wager.models.hf_model import open_directory
 
         return open_directory(path, name)
-    from wager.models.gguf_llama import open_gguf
+    from wager.models.gguf_model import open_gguf
 
     return open_gguf(path, name)
 
@@ -116,7 +117,7 @@ def load_model(
         layers=[_layer(packed, ops, config, index) for index in range(config.num_layers)],
         final_norm=packed.vector("norm"),
         head=embed if config.tied_head else packed.matrix("head", ops),
-        rope=rope_table(config, config.max_context),
+        ropes=tuple(rope_table(r, config.head_dim, config.max_context) for r in config.ropes),
         weights=kind,
         packed_bytes=packed.nbytes,
         fingerprint=hashlib.sha256(f"{checkpoint.fingerprint} {kind}".encode()).hexdigest(),
@@ -128,15 +129,13 @@ def load_model(
 
 
 def _layer(packed: PackedWeights, ops: OpSet, config: ModelConfig, index: int) -> Layer:
-    weights = LayerWeights(
-        attn_norm=packed.vector(f"{index}.attn_norm"),
-        qkv=packed.matrix(f"{index}.qkv", ops),
-        out=packed.matrix(f"{index}.out", ops),
-        mlp_norm=packed.vector(f"{index}.mlp_norm"),
-        gate_up=packed.matrix(f"{index}.gate_up", ops),
-        down=packed.matrix(f"{index}.down", ops),
-    )
-    return ops.layer(config, weights)
+    matrices = {name: packed.matrix(f"{index}.{name}", ops) for name in MATRICES}
+    vectors = {
+        field.name: packed.vector(f"{index}.{field.name}")
+        for field in fields(LayerWeights)
+        if field.name not in MATRICES and packed.has(f"{index}.{field.name}")
+    }
+    return ops.layer(config, LayerWeights(**matrices, **vectors), config.kind(index))
 
 
 def _with_context(checkpoint: Checkpoint, max_context: int | None) -> ModelConfig:

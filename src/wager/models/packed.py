@@ -15,18 +15,19 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from wager.config import ModelConfig
 from wager.errors import CorruptFile, ModelError
 from wager.models.checkpoint import Checkpoint, StoredTensor
 from wager.models.paths import packed_dir, replacing
+from wager.models.tensors import layer_shapes
 from wager.ops.base import F32, GROUP, PACK_ROWS, Bytes, OpSet
+from wager.shape import ModelConfig
 from wager.types import WeightKind
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,9 @@ class PackedWeights:
         piece = self._pieces[name]
         n, k = piece.shape
         return ops.matrix(self._bytes(piece), n, k, piece.kind)
+
+    def has(self, name: str) -> bool:
+        return name in self._pieces
 
     def vector(self, name: str) -> F32:
         """A float32 vector (a copy: they are small)."""
@@ -130,24 +134,31 @@ def plan(config: ModelConfig, ops: OpSet, kind: WeightKind) -> dict[str, Piece]:
         pieces[name] = Piece(name, parts, shape, stored if matrix else "f32", end, size)
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
 
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    table, tables = (config.vocab_size, hidden), table_kind(kind)
-    add("embed", table, "model.embed_tokens.weight", stored=tables)
+    tables = table_kind(kind)
+    shapes = layer_shapes(config)
+    add("embed", (config.vocab_size, config.hidden_size), "embed", stored=tables)
     for i in range(config.num_layers):
-        layer = f"model.layers.{i}."
-        attention, mlp = layer + "self_attn.", layer + "mlp."
-        add(f"{i}.attn_norm", (hidden,), layer + "input_layernorm.weight")
-        add(f"{i}.qkv", (queries + 2 * keys, hidden), attention + "q_proj.weight",
-            attention + "k_proj.weight", attention + "v_proj.weight")  # fmt: skip
-        add(f"{i}.out", (hidden, queries), attention + "o_proj.weight")
-        add(f"{i}.mlp_norm", (hidden,), layer + "post_attention_layernorm.weight")
-        add(f"{i}.gate_up", (2 * inner, hidden), mlp + "gate_proj.weight", mlp + "up_proj.weight")
-        add(f"{i}.down", (hidden, inner), mlp + "down_proj.weight")
-    add("norm", (hidden,), "model.norm.weight")
+        for name, parts in joined(shapes).items():
+            rows = sum(shapes[part][0] for part in parts)
+            add(f"{i}.{name}", (rows, *shapes[parts[0]][1:]), *(f"{i}.{part}" for part in parts))
+    add("norm", (config.hidden_size,), "norm")
     if not config.tied_head:
-        add("head", table, "lm_head.weight", stored=tables)
+        add("head", (config.vocab_size, config.hidden_size), "head", stored=tables)
     return pieces
+
+
+_JOINED: Final = {
+    "qkv": ("q", "k", "v"),
+    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "gate_up": ("gate", "up"),
+}
+
+
+def joined(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The pieces of a layer, in the order of its tensors, and the tensors that make each."""
+    piece_of = {part: piece for piece, parts in _JOINED.items() for part in parts}
+    pieces = dict.fromkeys(piece_of.get(name, name) for name in names)
+    return {piece: _JOINED.get(piece, (piece,)) for piece in pieces}
 
 
 def packing_id(ops: OpSet, kind: WeightKind) -> str:
@@ -279,20 +290,20 @@ def _pack(data: Bytes, checkpoint: Checkpoint, ops: OpSet, pieces: Mapping[str, 
         out = data[piece.offset : piece.offset + piece.nbytes]
         try:
             if len(piece.shape) == 1:
-                _pack_vector(out, parts[0])
+                _pack_vector(out, parts)
             else:
                 _pack_matrix(out, parts, piece, ops)
         except CorruptFile:
             raise
         except ModelError as error:
-            names = " + ".join(piece.parts)
+            names = " + ".join(dict.fromkeys(part.name for part in parts))
             raise CorruptFile(f"{checkpoint.path}: tensor {names}: {error}") from error
     if left:
         raise ModelError(f"{checkpoint.path}: tensor {next(iter(left))} was not loaded")
 
 
-def _pack_vector(out: Bytes, tensor: StoredTensor) -> None:
-    values = tensor.read(0, tensor.shape[0])
+def _pack_vector(out: Bytes, parts: list[StoredTensor]) -> None:
+    values = np.concatenate([part.read(0, part.shape[0]) for part in parts])
     if not np.isfinite(values).all():
         raise ModelError("holds a value that is not finite")
     out[:] = np.ascontiguousarray(values, dtype=np.float32).view(np.uint8)

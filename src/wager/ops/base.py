@@ -12,15 +12,15 @@ place for one token's keys and values: block id * BLOCK + offset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.config import ModelConfig
 from wager.errors import ModelError
+from wager.shape import LayerKind, ModelConfig
 from wager.types import KvKind, WeightKind
 
 BLOCK: Final = 16
@@ -39,19 +39,28 @@ Layer: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Matrices are packed handles, norms are float32 [H].
+    """One decoder layer. Matrices are packed handles, vectors are float32.
 
-    ``qkv`` is [(heads + 2 * kv_heads) * D, H], rows in the order q, k, v; ``gate_up`` is
-    [2 * intermediate, H], gate rows first; ``out`` [H, heads * D]; ``down`` [H, intermediate].
-    q and k rows are in Hugging Face order (rotary pairs i and i + D/2).
+    ``qkv`` is [(heads + 2 * kv_heads) * D, H], rows in the order q, k, v, and so is its bias;
+    ``gate_up`` is [2 * intermediate, H], gate rows first; ``out`` [H, heads * D]; ``down``
+    [H, intermediate]. q and k rows are in an order in which i and i + D/2 are a rotary pair.
+    ``attn_norm`` and ``mlp_norm`` [H] stand at the input of a block, ``attn_post_norm`` and
+    ``mlp_post_norm`` [H] at its output; ``q_norm`` and ``k_norm`` are [D], or as wide as all heads.
+    What the model does not have is None.
     """
 
-    attn_norm: F32
     qkv: Matrix
     out: Matrix
-    mlp_norm: F32
     gate_up: Matrix
     down: Matrix
+    attn_norm: F32 | None = None
+    mlp_norm: F32 | None = None
+    attn_post_norm: F32 | None = None
+    mlp_post_norm: F32 | None = None
+    qkv_bias: F32 | None = None
+    out_bias: F32 | None = None
+    q_norm: F32 | None = None
+    k_norm: F32 | None = None
 
 
 @dataclass(slots=True)
@@ -135,33 +144,44 @@ class OpSet(Protocol):
         """
         ...
 
-    def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer: ...
+    def layer(self, config: ModelConfig, weights: LayerWeights, kind: LayerKind) -> Layer:
+        """A layer of a model. Raises ValueError where a shape does not fit."""
+        ...
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool: ...
 
-    def embed(self, table: Matrix, tokens: I32) -> F32:
-        """Rows of the embedding, [T, H]. The table may be the (tied) head."""
+    def embed(self, table: Matrix, tokens: I32, scale: float = 1.0) -> F32:
+        """Rows of the embedding times ``scale``, [T, H]. The table may be the (tied) head."""
         ...
 
     def attn_in(
-        self, layer: Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool, index: int
+        self,
+        layer: Layer,
+        x: F32,
+        batch: RaggedBatch,
+        ropes: Sequence[F32],
+        pool: KvPool,
+        index: int,
     ) -> F32:
-        """Norm, q/k/v projection, rotary embedding; writes k and v of layer ``index`` to the pool.
+        """Norm, q/k/v projection and bias, norms of q and k, rotary embedding; writes k and v of
+        layer ``index`` to the pool.
 
-        ``rope`` is [max positions, D]: D/2 cosines, then D/2 sines. Returns q, [T, heads * D].
+        Each of ``ropes`` is [max positions, D]: D/2 cosines, then D/2 sines; the layer's kind says
+        which of them is its own. Returns q, [T, heads * D].
         """
         ...
 
     def attention(self, layer: Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
-        """Causal attention of each row to positions 0..its own, [T, heads * D]."""
+        """Causal attention of each row to the positions that its layer's window shows,
+        [T, heads * D]: softmax over cap(scale * q . k)."""
         ...
 
     def attn_out(self, layer: Layer, attended: F32, x: F32) -> None:
-        """x += out projection; in place."""
+        """x += residual_scale * norm(out projection + bias); in place."""
         ...
 
     def mlp(self, layer: Layer, x: F32) -> None:
-        """x += down(silu(gate(norm(x))) * up(norm(x))); in place."""
+        """x += residual_scale * norm(down(act(gate(norm(x))) * up(norm(x)))); in place."""
         ...
 
     def run_layers(
@@ -170,7 +190,7 @@ class OpSet(Protocol):
         first: int,
         x: F32,
         batch: RaggedBatch,
-        rope: F32,
+        ropes: Sequence[F32],
         pool: KvPool,
     ) -> None:
         """attn_in, attention, attn_out and mlp of consecutive layers, the first of which is layer
@@ -178,8 +198,17 @@ class OpSet(Protocol):
         """
         ...
 
-    def logits(self, norm: F32, eps: float, head: Matrix, x: F32, rows: I32) -> F32:
-        """Final norm and head of the chosen rows, [L, V]."""
+    def logits(
+        self,
+        norm: F32,
+        eps: float,
+        head: Matrix,
+        x: F32,
+        rows: I32,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> F32:
+        """Final norm and head of the chosen rows, times ``scale``, then capped, [L, V]."""
         ...
 
     def select(self, logits: F32, params: SelectParams, position: int) -> int:
@@ -216,6 +245,47 @@ def check_groups(n: int, k: int, kind: WeightKind) -> None:
             f"{kind} weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
             f"a multiple of {GROUP}; use --weights f32"
         )
+
+
+MATRICES: Final = ("qkv", "out", "gate_up", "down")
+_NORMS: Final = {
+    "before": ("attn_norm", "mlp_norm"),
+    "after": ("attn_post_norm", "mlp_post_norm"),
+    "both": ("attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm"),
+}
+
+
+def check_layer(
+    config: ModelConfig, weights: LayerWeights, shapes: Mapping[str, tuple[int, int]]
+) -> None:
+    """Raise ValueError unless the layer has what its config says, in the right shapes.
+
+    ``shapes`` are those of its `MATRICES`, which only an op set can tell.
+    """
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    width, kv_width = config.num_heads * dim, config.num_kv_heads * dim
+    expected: dict[str, tuple[int, ...]] = {
+        "qkv": (width + 2 * kv_width, hidden),
+        "out": (hidden, width),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        **dict.fromkeys(_NORMS[config.norms], (hidden,)),
+    }
+    if config.qkv_bias:
+        expected["qkv_bias"] = (width + 2 * kv_width,)
+    if config.out_bias:
+        expected["out_bias"] = (hidden,)
+    if config.qk_norm != "none":
+        whole = config.qk_norm == "width"
+        expected["q_norm"], expected["k_norm"] = (
+            (width if whole else dim,),
+            (kv_width if whole else dim,),
+        )
+    for name in (part.name for part in fields(weights)):
+        part = getattr(weights, name)
+        found = shapes.get(name) or (None if part is None else part.shape)
+        if found != expected.get(name):
+            raise ValueError(f"layer: {name} is {found}, the config asks for {expected.get(name)}")
 
 
 def choose(name: str, threads: int | None) -> OpSet:

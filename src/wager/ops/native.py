@@ -14,17 +14,18 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
 
 import wager._native as _native
-from wager.config import ModelConfig
 from wager.errors import ConfigError, ModelError, UnsupportedModel
 from wager.ops.base import (
     BLOCK,
     F32,
     I32,
+    MATRICES,
     Bytes,
     KvPool,
     Layer,
@@ -33,7 +34,9 @@ from wager.ops.base import (
     RaggedBatch,
     SelectParams,
     check_groups,
+    check_layer,
 )
+from wager.shape import LayerKind, ModelConfig
 from wager.types import KvKind, WeightKind
 
 ISA_VARIABLE: Final = "WAGER_ISA"
@@ -69,7 +72,7 @@ class NativeOps:
         check_groups(n, k, kind)
         return _native.matrix(data, n, k, kind)
 
-    def layer(self, config: ModelConfig, weights: LayerWeights) -> Layer:
+    def layer(self, config: ModelConfig, weights: LayerWeights, kind: LayerKind) -> Layer:
         if config.intermediate_size % _VECTOR:
             raise UnsupportedModel(
                 f"intermediate_size {config.intermediate_size}: the native op set needs a multiple "
@@ -80,18 +83,21 @@ class NativeOps:
                 f"head_dim {config.head_dim}: the native op set needs an even number of at most "
                 f"{MAX_HEAD_DIM}; use the reference op set"
             )
-        return _native.layer(
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.norm_eps,
-            weights.attn_norm,
-            weights.qkv,
-            weights.out,
-            weights.mlp_norm,
-            weights.gate_up,
-            weights.down,
-        )
+        parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
+        check_layer(config, weights, {name: (parts[name].n, parts[name].k) for name in MATRICES})
+        constants = {
+            "heads": config.num_heads,
+            "kv_heads": config.num_kv_heads,
+            "dim": config.head_dim,
+            "eps": config.norm_eps,
+            "score_scale": config.score_scale,
+            "score_cap": config.attention_cap,
+            "residual_scale": config.residual_scale,
+            "window": kind.window,
+            "rope": -1 if kind.rope is None else kind.rope,
+            "gelu": config.activation == "gelu_tanh",
+        }
+        return _native.layer(constants, **parts)
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
         layers, kv_heads = config.num_layers, config.num_kv_heads
@@ -107,14 +113,20 @@ class NativeOps:
         per_block = 2 * layers * kv_heads * per_head * dtype.itemsize
         return KvPool(kind, blocks, keys, values, per_block, handle)
 
-    def embed(self, table: Matrix, tokens: I32) -> F32:
-        return self._ops.embed(table, tokens)
+    def embed(self, table: Matrix, tokens: I32, scale: float = 1.0) -> F32:
+        return self._ops.embed(table, tokens, scale)
 
     def attn_in(
-        self, layer: Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool, index: int
+        self,
+        layer: Layer,
+        x: F32,
+        batch: RaggedBatch,
+        ropes: Sequence[F32],
+        pool: KvPool,
+        index: int,
     ) -> F32:
         return self._ops.attn_in(
-            layer, x, batch.handle or _checked(batch), rope, pool.handle, index
+            layer, x, batch.handle or _checked(batch), ropes, pool.handle, index
         )
 
     def attention(self, layer: Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
@@ -132,13 +144,22 @@ class NativeOps:
         first: int,
         x: F32,
         batch: RaggedBatch,
-        rope: F32,
+        ropes: Sequence[F32],
         pool: KvPool,
     ) -> None:
-        self._ops.decode(layers, first, x, batch.handle or _checked(batch), rope, pool.handle)
+        self._ops.decode(layers, first, x, batch.handle or _checked(batch), ropes, pool.handle)
 
-    def logits(self, norm: F32, eps: float, head: Matrix, x: F32, rows: I32) -> F32:
-        return self._ops.logits(norm, eps, head, x, rows)
+    def logits(
+        self,
+        norm: F32,
+        eps: float,
+        head: Matrix,
+        x: F32,
+        rows: I32,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> F32:
+        return self._ops.logits(norm, eps, head, x, rows, scale, cap)
 
     def select(self, logits: F32, params: SelectParams, position: int) -> int:
         return _native.select(

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.config import ModelConfig
 from wager.errors import ModelError
 from wager.ops.base import (
     BLOCK,
     F32,
     GROUP,
     I32,
+    MATRICES,
     PACK_ROWS,
     Bytes,
     KvPool,
@@ -31,8 +31,10 @@ from wager.ops.base import (
     RaggedBatch,
     SelectParams,
     check_groups,
+    check_layer,
 )
 from wager.ops.sampling import gumbel_noise, survivors
+from wager.shape import Activation, LayerKind, ModelConfig
 from wager.types import KvKind, WeightKind
 
 
@@ -77,6 +79,7 @@ class _Matrix:
 class _Layer:
     config: ModelConfig
     weights: LayerWeights
+    kind: LayerKind
 
 
 class ReferenceOps:
@@ -127,18 +130,9 @@ class ReferenceOps:
         levels = np.stack([rows & 15, rows >> 4], axis=2).reshape(n, k)
         return _Matrix(levels, halves[0].astype(np.float32), halves[1].astype(np.float32))
 
-    def layer(self, config: ModelConfig, weights: LayerWeights) -> _Layer:
-        width = config.num_heads * config.head_dim
-        expected = {
-            "qkv": (width + 2 * config.num_kv_heads * config.head_dim, config.hidden_size),
-            "out": (config.hidden_size, width),
-            "gate_up": (2 * config.intermediate_size, config.hidden_size),
-            "down": (config.hidden_size, config.intermediate_size),
-        }
-        for name, shape in expected.items():
-            if getattr(weights, name).shape != shape:
-                raise ValueError(f"{name} has the wrong shape")
-        return _Layer(config, weights)
+    def layer(self, config: ModelConfig, weights: LayerWeights, kind: LayerKind) -> _Layer:
+        check_layer(config, weights, {name: getattr(weights, name).shape for name in MATRICES})
+        return _Layer(config, weights, kind)
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
         shape = (blocks, config.num_layers, config.num_kv_heads, BLOCK, config.head_dim)
@@ -146,59 +140,78 @@ class ReferenceOps:
         keys, values = np.zeros(shape, dtype), np.zeros(shape, dtype)
         return KvPool(kind, blocks, keys, values, 2 * keys[0].nbytes)
 
-    def embed(self, table: _Matrix, tokens: I32) -> F32:
+    def embed(self, table: _Matrix, tokens: I32, scale: float = 1.0) -> F32:
         _check_range("a token id", tokens, table.shape[0])
         out = np.empty((len(tokens), table.shape[1]), np.float32)
         for i, token in enumerate(tokens):
-            out[i] = table.row(int(token))
+            out[i] = table.row(int(token)) * np.float32(scale)
         return out
 
     def attn_in(
-        self, layer: _Layer, x: F32, batch: RaggedBatch, rope: F32, pool: KvPool, index: int
+        self,
+        layer: _Layer,
+        x: F32,
+        batch: RaggedBatch,
+        ropes: Sequence[F32],
+        pool: KvPool,
+        index: int,
     ) -> F32:
         config, weights = layer.config, layer.weights
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         owners = _owners(batch, pool)
-        _check_range("a position", batch.positions, len(rope))
+        rope = None if layer.kind.rope is None else ropes[layer.kind.rope]
+        if rope is not None:
+            _check_range("a position", batch.positions, len(rope))
         q = np.empty((len(x), heads * dim), np.float32)
         for i, (position, owner) in enumerate(zip(batch.positions, owners, strict=True)):
             qkv = weights.qkv.times(rms_norm(x[i], weights.attn_norm, config.norm_eps))
-            vectors = qkv.reshape(heads + 2 * kv_heads, dim)
-            turned = rotate(vectors[: heads + kv_heads], rope[position])
-            q[i] = turned[:heads].reshape(-1)
+            if weights.qkv_bias is not None:
+                qkv = qkv + weights.qkv_bias
+            parts = np.split(qkv, [heads * dim, (heads + kv_heads) * dim])
+            turned = [
+                rotate(_normed(part, norm, config), None if rope is None else rope[position])
+                for part, norm in zip(parts, (weights.q_norm, weights.k_norm), strict=False)
+            ]
+            q[i] = turned[0].reshape(-1)
             block, offset = batch.block_tables[owner][position // BLOCK], position % BLOCK
             with np.errstate(over="ignore"):
-                pool.keys[block, index, :, offset] = turned[heads:]
-                pool.values[block, index, :, offset] = vectors[heads + kv_heads :]
+                pool.keys[block, index, :, offset] = turned[1]
+                pool.values[block, index, :, offset] = parts[2].reshape(kv_heads, dim)
         return q
 
     def attention(self, layer: _Layer, q: F32, batch: RaggedBatch, pool: KvPool, index: int) -> F32:
         config = layer.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        scale = np.float32(1 / math.sqrt(dim))
+        scale = np.float32(config.score_scale)
         out = np.empty((len(q), heads * dim), np.float32)
         for i, owner in enumerate(_owners(batch, pool)):
             seen = int(batch.positions[i]) + 1
+            first = max(seen - layer.kind.window, 0) if layer.kind.window else 0
             blocks = batch.block_tables[owner][: -(-seen // BLOCK)]
-            keys = _context(pool.keys[blocks, index], seen)
-            values = _context(pool.values[blocks, index], seen)
+            keys = _context(pool.keys[blocks, index], first, seen)
+            values = _context(pool.values[blocks, index], first, seen)
             queries = q[i].reshape(kv_heads, heads // kv_heads, dim) * scale
-            scores = queries @ keys.transpose(0, 2, 1)
+            scores = capped(queries @ keys.transpose(0, 2, 1), config.attention_cap)
             weights = np.exp(scores - scores.max(axis=2, keepdims=True))
             weights /= weights.sum(axis=2, keepdims=True)
             out[i] = (weights @ values).reshape(-1)
         return out
 
     def attn_out(self, layer: _Layer, attended: F32, x: F32) -> None:
-        for i in range(len(x)):
-            x[i] += layer.weights.out.times(attended[i])
-
-    def mlp(self, layer: _Layer, x: F32) -> None:
         weights = layer.weights
         for i in range(len(x)):
-            hidden = rms_norm(x[i], weights.mlp_norm, layer.config.norm_eps)
+            y = weights.out.times(attended[i])
+            if weights.out_bias is not None:
+                y = y + weights.out_bias
+            x[i] += _added(y, weights.attn_post_norm, layer.config)
+
+    def mlp(self, layer: _Layer, x: F32) -> None:
+        weights, config = layer.weights, layer.config
+        for i in range(len(x)):
+            hidden = rms_norm(x[i], weights.mlp_norm, config.norm_eps)
             gate, up = np.split(weights.gate_up.times(hidden), 2)
-            x[i] += weights.down.times(silu(gate) * up)
+            y = weights.down.times(activated(gate, config.activation) * up)
+            x[i] += _added(y, weights.mlp_post_norm, config)
 
     def run_layers(
         self,
@@ -206,19 +219,28 @@ class ReferenceOps:
         first: int,
         x: F32,
         batch: RaggedBatch,
-        rope: F32,
+        ropes: Sequence[F32],
         pool: KvPool,
     ) -> None:
         for index, layer in enumerate(layers, first):
-            q = self.attn_in(layer, x, batch, rope, pool, index)
+            q = self.attn_in(layer, x, batch, ropes, pool, index)
             self.attn_out(layer, self.attention(layer, q, batch, pool, index), x)
             self.mlp(layer, x)
 
-    def logits(self, norm: F32, eps: float, head: _Matrix, x: F32, rows: I32) -> F32:
+    def logits(
+        self,
+        norm: F32,
+        eps: float,
+        head: _Matrix,
+        x: F32,
+        rows: I32,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> F32:
         _check_range("logits: a row", rows, len(x))
         out = np.empty((len(rows), head.shape[0]), np.float32)
         for i, row in enumerate(rows):
-            out[i] = head.times(rms_norm(x[row], norm, eps))
+            out[i] = capped(head.times(rms_norm(x[row], norm, eps)) * np.float32(scale), cap)
         return out
 
     def select(self, logits: F32, params: SelectParams, position: int) -> int:
@@ -241,19 +263,46 @@ class ReferenceOps:
         pass
 
 
-def rms_norm(x: F32, weight: F32, eps: float) -> F32:
-    """x / sqrt(mean(x^2) + eps) * weight, one row."""
-    return x * (np.float32(1) / np.sqrt(np.mean(x * x) + np.float32(eps))) * weight
+def rms_norm(x: F32, weight: F32 | None, eps: float) -> F32:
+    """x / sqrt(mean(x^2) + eps) * weight, over the last axis; x itself without a weight."""
+    if weight is None:
+        return x
+    mean = np.mean(x * x, axis=-1, keepdims=True)
+    normed: F32 = x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
+    return normed
 
 
-def silu(x: F32) -> F32:
-    """x * sigmoid(x)."""
+def _normed(part: F32, norm: F32 | None, config: ModelConfig) -> F32:
+    """Queries or keys of one row, [n, D], each head normed, or all of them together."""
+    heads = part.reshape(-1, config.head_dim)
+    if config.qk_norm == "width":
+        return rms_norm(part, norm, config.norm_eps).reshape(heads.shape)
+    return rms_norm(heads, norm, config.norm_eps)
+
+
+def _added(y: F32, norm: F32 | None, config: ModelConfig) -> F32:
+    """What a block adds to its input."""
+    return rms_norm(y, norm, config.norm_eps) * np.float32(config.residual_scale)
+
+
+def activated(x: F32, activation: Activation) -> F32:
+    """x * sigmoid(x), or GELU with tanh: x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))."""
+    inner = x
+    if activation == "gelu_tanh":
+        inner = np.float32(2 * math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
     with np.errstate(over="ignore"):
-        return x / (1 + np.exp(-x))
+        return x / (1 + np.exp(-inner))
 
 
-def rotate(vectors: F32, angles: F32) -> F32:
-    """Rotary embedding of pairs (i, i + D/2): [n, D] by one row of the table, [D]."""
+def capped(x: F32, cap: float) -> F32:
+    """cap * tanh(x / cap); x itself where there is no cap."""
+    return x if cap == 0 else np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def rotate(vectors: F32, angles: F32 | None) -> F32:
+    """Rotary embedding of pairs (i, i + D/2): [n, D] by one row of a table, [D]."""
+    if angles is None:
+        return vectors
     half = vectors.shape[1] // 2
     cosine, sine = angles[:half], angles[half:]
     a, b = vectors[:, :half], vectors[:, half:]
@@ -340,11 +389,11 @@ def _keeps(groups: F32, scales: F32, minima: F32) -> NDArray[np.bool_]:
     return np.isfinite(scales) & np.isfinite(minima) & (weights == groups).all(axis=1)
 
 
-def _context(blocks: NDArray[Any], seen: int) -> F32:
-    """[blocks, kv_heads, BLOCK, D] as float32 [kv_heads, seen, D]."""
+def _context(blocks: NDArray[Any], first: int, seen: int) -> F32:
+    """Positions from ``first`` on of [blocks, kv_heads, BLOCK, D]: [kv_heads, seen - first, D]."""
     count, kv_heads, _, dim = blocks.shape
     joined = blocks.transpose(1, 0, 2, 3).reshape(kv_heads, count * BLOCK, dim)
-    return joined[:, :seen].astype(np.float32)
+    return joined[:, first:seen].astype(np.float32)
 
 
 def _owners(batch: RaggedBatch, pool: KvPool) -> list[int]:

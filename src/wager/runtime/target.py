@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wager.config import ModelConfig
 from wager.models import decoder
 from wager.models.load import Model
 from wager.ops.base import BLOCK, KvPool, RaggedBatch
+from wager.shape import ModelConfig
 from wager.types import KvKind
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from wager.errors import CorruptFile, ModelError
 from wager.models.checkpoint import quoted
-from wager.models.facts.fields import Fields
 from wager.models.facts.hf import hash_tokens
 from wager.models.facts.records import LayerCache, ModelFacts, Source, TensorFact, most_bytes
+from wager.models.fields import Fields
 from wager.models.gguf_file import SIZES, ArrayField, GgufFile, read_gguf
 
 _PART: Final = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
@@ -59,7 +59,7 @@ def build(
     architecture = first.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise CorruptFile(f"{first.path}: general.architecture is missing")
-    fields = _Metadata(first, architecture)
+    fields = Metadata(first, architecture)
     tensors = list(_tensors(files))
     blocks = fields.layers("block_count", fields.whole("block_count"))
     mtp = fields.whole("nextn_predict_layers") or 0
@@ -106,7 +106,7 @@ def build(
     )
 
 
-class _Metadata(Fields):
+class Metadata(Fields):
     """The keys of the architecture, without its prefix; arrays of numbers as lists."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
@@ -151,10 +151,10 @@ def _tensors(files: Iterable[GgufFile]) -> Iterable[TensorFact]:
 
 
 def _caches(
-    fields: _Metadata, architecture: str, layers: int, head_dim: int
+    fields: Metadata, architecture: str, layers: int, head_dim: int
 ) -> Iterable[LayerCache]:
     heads = fields.most("attention.head_count")
-    sliding = _sliding(fields, architecture, layers)
+    sliding = sliding_layers(fields, architecture, layers)
     window = fields.whole("attention.sliding_window") or _CHUNK.get(architecture)
     shared = fields.whole("attention.shared_kv_layers") or 0
     recurrent = bool(fields.whole("ssm.inner_size") or fields.whole("wkv.head_size"))
@@ -175,7 +175,7 @@ def _caches(
         yield cache
 
 
-def _attention(fields: _Metadata, count: int, head_dim: int, sliding: bool) -> LayerCache:
+def _attention(fields: Metadata, count: int, head_dim: int, sliding: bool) -> LayerCache:
     rank = fields.whole("attention.kv_lora_rank")
     if rank and fields.whole("attention.key_length_mla"):
         return LayerCache("full", rank + (fields.whole("rope.dimension_count") or 0), 1, True)
@@ -186,7 +186,8 @@ def _attention(fields: _Metadata, count: int, head_dim: int, sliding: bool) -> L
     return LayerCache("full", count * (key + value), count)
 
 
-def _sliding(fields: _Metadata, architecture: str, layers: int) -> list[bool]:
+def sliding_layers(fields: Metadata, architecture: str, layers: int) -> list[bool]:
+    """Which layers see only the last tokens."""
     if not fields.whole("attention.sliding_window") and architecture not in _CHUNK:
         return [False] * layers
     flags = fields.items("attention.sliding_window_pattern")
@@ -196,7 +197,7 @@ def _sliding(fields: _Metadata, architecture: str, layers: int) -> list[bool]:
     return [not every or (i + 1) % every != 0 for i in range(layers)]
 
 
-def _state(fields: _Metadata) -> tuple[int, int]:
+def _state(fields: Metadata) -> tuple[int, int]:
     """llama.cpp keeps recurrent state in 32 bits throughout (hparams n_embd_r and n_embd_s)."""
     wkv = fields.whole("wkv.head_size")
     if wkv:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from wager.models.facts.fields import Fields
+from wager.models.fields import Fields
 
 # Parts of architecture names, the more special first.
 _ARCHITECTURES: Final = (

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from wager.errors import CorruptFile
 from wager.models.checkpoint import quoted
-from wager.models.facts.fields import Fields
 from wager.models.facts.heads import speculative
 from wager.models.facts.layers import head_dim, layer_caches, num_heads, num_kv_heads
 from wager.models.facts.records import (
@@ -22,6 +21,7 @@ from wager.models.facts.records import (
     is_mtp,
     most_bytes,
 )
+from wager.models.fields import Fields
 
 # Where a model of text and images keeps the part that writes text.
 _INNER: Final = ("text_config", "llm_config", "language_config", "thinker_config",

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from wager.errors import CorruptFile, UnsupportedModel
 from wager.models.checkpoint import quoted
-from wager.models.facts.fields import Fields
 from wager.models.facts.records import LayerCache
+from wager.models.fields import Fields
 
 # Kinds of layers as configs spell them: (attention, recurrent state beside or instead of it).
 _FULL, _WINDOW, _CHUNK, _STATE, _BOTH, _NONE = "full", "window", "chunk", "state", "both", "none"

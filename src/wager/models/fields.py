@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wager.errors import CorruptFile
-from wager.models.checkpoint import MAX_LAYERS, quoted
+from wager.models.checkpoint import MAX_LAYERS, finite, quoted
 
 MAX_VALUE: Final = 1 << 40
 
@@ -54,6 +54,35 @@ class Fields:
         if count > MAX_LAYERS:
             raise CorruptFile(f"{self.path}: {key} is {count}; at most {MAX_LAYERS} can be")
         return count
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number. Raises CorruptFile."""
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        number = finite(value)
+        if number is None:
+            raise CorruptFile(f"{self.path}: {key} is not a number: {quoted(value)}")
+        return number
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers. Raises CorruptFile."""
+        values = self.items(key)
+        found = tuple(n for n in map(finite, values or ()) if n is not None)
+        if values is None or len(found) != len(values):
+            raise CorruptFile(
+                f"{self.path}: {key} is not a list of numbers: {quoted(self.get(key))}"
+            )
+        return found
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false. Raises CorruptFile."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise CorruptFile(f"{self.path}: {key} is neither true nor false: {quoted(value)}")
+        return value
 
     def table(self, key: str) -> Fields:
         """A nested object; empty where it is absent. Raises CorruptFile."""

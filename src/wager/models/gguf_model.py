@@ -1,0 +1,143 @@
+"""A GGUF file as a `Checkpoint`.
+
+Some families store rows of q and k with rotary pairs as neighbours (2i, 2i + 1); they are put into
+halves (i, i + D/2) as they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from wager.models import generation, gguf_tokenizer
+from wager.models.checkpoint import (
+    STORED_DTYPES,
+    Checkpoint,
+    StoredTensor,
+    read_block,
+    widen,
+)
+from wager.models.gguf_config import ROPE_TENSORS, read_config
+from wager.models.gguf_file import BLOCKS, GgufFile, TensorInfo, read_gguf
+from wager.models.tensors import (
+    GATE_UP,
+    QKV,
+    Place,
+    collect,
+    in_head_order,
+    layer_shapes,
+    neighbours,
+    partial_halves,
+    within,
+)
+from wager.ops.base import F32
+from wager.shape import ModelConfig
+
+_TOP: Final = {
+    "embed": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "head": "output.weight",
+}
+_PARTS: Final = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "out": "attn_output.weight",
+    "out_bias": "attn_output.bias",
+    "attn_post_norm": "post_attention_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "mlp_post_norm": "post_ffw_norm.weight",
+}
+_FUSED: Final = ((QKV, "attn_qkv.weight"), (GATE_UP, "ffn_up.weight"))
+
+
+def open_gguf(path: Path, name: str) -> Checkpoint:
+    """Check a GGUF file. Raises ModelError, CorruptFile or UnsupportedModel."""
+    file = read_gguf(path)
+    config, family = read_config(file)
+    matrices = [info for key, info in file.tensors.items() if key.startswith("blk.")]
+    status = path.stat()
+    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{file.digest}"
+    return Checkpoint(
+        name=name,
+        path=path,
+        config=config,
+        tensors=_tensors(file, config, family.fused, family.neighbours),
+        quantised=any(BLOCKS[info.type][0] > 1 for info in matrices),
+        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        tokenizer=lambda: gguf_tokenizer.from_gguf(file),
+        generation=lambda tokenizer: generation.of_gguf(file.path, file.metadata, tokenizer),
+    )
+
+
+def _tensors(
+    file: GgufFile, config: ModelConfig, fused: bool, as_neighbours: bool
+) -> dict[str, StoredTensor]:
+    stored = {
+        name: StoredTensor(name, info.shape, _reader(file.path, info))
+        for name, info in file.tensors.items()
+        if name not in ROPE_TENSORS
+    }
+    tensors = collect(file.path, config, stored, _places(config, fused))
+    dims = config.ropes[0].dims
+    order = neighbours(dims or config.head_dim) if as_neighbours else None
+    if dims:
+        halves = partial_halves(config.head_dim, dims)
+        order = [order[row] if order and row < dims else row for row in halves]
+    return tensors if order is None else in_head_order(tensors, order)
+
+
+def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
+    """Where files of this format keep each tensor."""
+    shapes = layer_shapes(config)
+
+    def place(name: str) -> Place:
+        index, _, part = name.partition(".")
+        if not part:
+            return Place(_TOP[name])
+        for together, stored in _FUSED:
+            if fused and part in together:
+                return within(f"blk.{index}.{stored}", part, together, shapes)
+        return Place(f"blk.{index}.{_PARTS[part]}")
+
+    return place
+
+
+def _reader(path: Path, info: TensorInfo) -> Callable[[int, int], F32]:
+    items, width = BLOCKS[info.type]
+    columns = info.shape[1] if len(info.shape) == 2 else 1
+
+    def read(first: int, count: int) -> F32:
+        rows: F32
+        if items == 1:
+            data = read_block(
+                path,
+                STORED_DTYPES[info.type],
+                info.offset + first * columns * width,
+                count * columns,
+            )
+            rows = widen(data, info.type)
+        else:
+            # Imported when needed: a start from packed weights needs no dequantiser.
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
+
+            stride = columns // items * width
+            data = read_block(path, np.dtype("u1"), info.offset + first * stride, count * stride)
+            rows = dequantize(data.reshape(count, stride), GGMLQuantizationType[info.type])
+        return rows.reshape(count, columns) if len(info.shape) == 2 else rows
+
+    return read

@@ -1,0 +1,163 @@
+"""A directory in Hugging Face layout as a `Checkpoint`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from wager.errors import ModelError, UnsupportedModel
+from wager.models import generation, hf_tokenizer
+from wager.models.checkpoint import (
+    STORED_DTYPES,
+    WHAT_WORKS,
+    Checkpoint,
+    StoredTensor,
+    read_block,
+    widen,
+)
+from wager.models.hf_config import read_config
+from wager.models.safetensors_file import TensorInfo, read_directory, read_json
+from wager.models.tensors import (
+    GATE_UP,
+    QKV,
+    Place,
+    collect,
+    in_head_order,
+    layer_shapes,
+    partial_halves,
+    shifted,
+    within,
+)
+from wager.ops.base import F32
+from wager.shape import ModelConfig
+
+MAX_CONFIG: Final = 1 << 20
+_TOP: Final = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+_PARTS: Final = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "out": "self_attn.o_proj.weight",
+    "out_bias": "self_attn.o_proj.bias",
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}
+_FUSED_QKV, _FUSED_GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
+# Buffers that old checkpoints carry and that follow from the config.
+_DERIVED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+
+
+def open_directory(path: Path, name: str) -> Checkpoint:
+    """Check a model directory. Raises ModelError, CorruptFile or UnsupportedModel."""
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path}: has no config.json, so it is no model directory; {WHAT_WORKS}")
+    raw = read_json(path / "config.json", MAX_CONFIG)
+    config, family = read_config(path / "config.json", raw)
+    infos, digest = read_directory(path)
+    stored = {key: _stored(key, info) for key, info in infos.items() if not _DERIVED.fullmatch(key)}
+    _drop_tied_head(path, config, stored)
+    hint = "" if config.tied_head else " (tie_word_embeddings is false)"
+    tensors = collect(path, config, stored, _places(config, family.fused), hint)
+    identity = f"{path.resolve()}\0{sorted(raw.items(), key=lambda item: item[0])}\0{digest}"
+    settings = path / "generation_config.json"
+    sampling = read_json(settings, MAX_CONFIG) if settings.is_file() else {}
+    return Checkpoint(
+        name=name,
+        path=path,
+        config=config,
+        tensors=_as_computed(tensors, config, family.norm_offset),
+        quantised=False,
+        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        tokenizer=lambda: hf_tokenizer.from_directory(path),
+        generation=lambda tokenizer: generation.of_directory(path, raw, sampling, tokenizer),
+    )
+
+
+def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
+    """Where files of this format keep each tensor."""
+    shapes = layer_shapes(config)
+
+    def place(name: str) -> Place:
+        index, _, part = name.partition(".")
+        if not part:
+            return Place(_TOP[name])
+        layer = f"model.layers.{index}."
+        if part == "mlp_norm":
+            # What llama's files call by its place after the attention is the norm before the MLP.
+            after = "post_attention" if config.norms == "before" else "pre_feedforward"
+            return Place(f"{layer}{after}_layernorm.weight")
+        for together, stored in ((QKV, _FUSED_QKV), (GATE_UP, _FUSED_GATE_UP)):
+            if fused and part in together:
+                return within(layer + stored, part, together, shapes)
+        return Place(layer + _PARTS[part])
+
+    return place
+
+
+def _as_computed(
+    tensors: dict[str, StoredTensor], config: ModelConfig, norm_offset: float
+) -> dict[str, StoredTensor]:
+    """Norms as what multiplies, and rows of partly turned heads in pairs of halves."""
+    if norm_offset:
+        tensors = {
+            name: shifted(tensor, norm_offset) if name.endswith("norm") else tensor
+            for name, tensor in tensors.items()
+        }
+    dims = config.ropes[0].dims
+    return in_head_order(tensors, partial_halves(config.head_dim, dims)) if dims else tensors
+
+
+def _stored(name: str, info: TensorInfo) -> StoredTensor:
+    columns = math.prod(info.shape[1:])
+    dtype = STORED_DTYPES[info.dtype]
+
+    def read(first: int, count: int) -> F32:
+        offset = info.offset + first * columns * dtype.itemsize
+        data = widen(read_block(info.path, dtype, offset, count * columns), info.dtype)
+        return data.reshape(count, *info.shape[1:])
+
+    return StoredTensor(name, info.shape, read)
+
+
+def _drop_tied_head(path: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    """Some files carry the tied head once more. It may go only if it is the embedding."""
+    head, table = stored.get("lm_head.weight"), stored.get("model.embed_tokens.weight")
+    if not config.tied_head or head is None or table is None:
+        return
+    expected = (config.vocab_size, config.hidden_size)
+    if head.shape != expected or table.shape != expected:
+        return
+    rows = max(1, (1 << 22) // config.hidden_size)
+    for first in range(0, config.vocab_size, rows):
+        count = min(rows, config.vocab_size - first)
+        if not _same(head.read, table.read, first, count):
+            raise UnsupportedModel(
+                f"{path}: lm_head.weight differs from the embedding although "
+                "tie_word_embeddings is true"
+            )
+    del stored["lm_head.weight"]
+
+
+def _same(
+    left: Callable[[int, int], F32], right: Callable[[int, int], F32], first: int, count: int
+) -> bool:
+    return bool(np.array_equal(left(first, count), right(first, count), equal_nan=True))
