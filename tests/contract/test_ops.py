@@ -13,7 +13,7 @@ from tests.ops.stack import EPS, build, config_of, pack, play, ragged
 from wager.errors import ModelError
 from wager.models.tensors import layer_shapes
 from wager.ops.base import F32, LayerWeights, OpSet
-from wager.shape import LayerKind, ModelConfig, Rope
+from wager.shape import Experts, LayerKind, ModelConfig, Rope
 from wager.types import KvKind, WeightKind
 
 SETS = ["reference", *(f"native-{isa}-2" for isa in usable_sets())]
@@ -32,7 +32,7 @@ SHAPES = {
     "dim 128, group 2": config_of(heads=2, kv_heads=1, dim=128, layers=1),
     "dim 8": config_of(heads=4, kv_heads=2, dim=8, hidden=32, intermediate=32, vocab=7),
 }
-# What other families compute. Windows smaller than a step, smaller than a chunk, and larger than one.
+# What other families compute. Windows are smaller than a step, than a chunk, and larger than one.
 TRAITS = {
     "norms after, of all heads together": config_of(norms="after", qk_norm="width"),
     "norms both, of each head, gelu, caps": config_of(
@@ -47,6 +47,10 @@ TRAITS = {
     "windows of 24 and 129": config_of(
         heads=6, kv_heads=2, dim=16, hidden=96, attention_cap=5.0,
         kinds=(LayerKind(24, 1), LayerKind(129, 0)), ropes=(Rope(), Rope(1e2, scale=1.2)),
+    ),
+    "experts": config_of(experts=Experts(5, 2, normalised=True), residual_scale=0.7),
+    "many experts": config_of(
+        hidden=96, heads=6, intermediate=32, experts=Experts(40, 8, normalised=False)
     ),
     "partly turned": config_of(dim=32, hidden=128, ropes=(Rope(dims=16, factors=(1.5,) * 8),)),
 }  # fmt: skip

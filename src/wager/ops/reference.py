@@ -34,7 +34,7 @@ from wager.ops.base import (
     check_layer,
 )
 from wager.ops.sampling import gumbel_noise, survivors
-from wager.shape import Activation, LayerKind, ModelConfig
+from wager.shape import Activation, Experts, LayerKind, ModelConfig
 from wager.types import KvKind, WeightKind
 
 
@@ -67,6 +67,17 @@ class _Matrix:
         if self.minima is not None:
             products += self.minima * (values.sum(axis=1).astype(np.float32) * scales)
         return products.sum(axis=1, dtype=np.float32)
+
+    def rows(self, part: int, parts: int) -> _Matrix:
+        """One of ``parts`` matrices that stand one below the other."""
+        size = len(self.weight) // parts
+        own = slice(part * size, (part + 1) * size)
+        scales, minima = self.scales, self.minima
+        return _Matrix(
+            self.weight[own],
+            None if scales is None else scales[own],
+            None if minima is None else minima[own],
+        )
 
     def row(self, i: int) -> F32:
         if self.scales is None:
@@ -131,7 +142,11 @@ class ReferenceOps:
         return _Matrix(levels, halves[0].astype(np.float32), halves[1].astype(np.float32))
 
     def layer(self, config: ModelConfig, weights: LayerWeights, kind: LayerKind) -> _Layer:
-        check_layer(config, weights, {name: getattr(weights, name).shape for name in MATRICES})
+        check_layer(
+            config,
+            weights,
+            {n: part.shape for n in MATRICES if (part := getattr(weights, n)) is not None},
+        )
         return _Layer(config, weights, kind)
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
@@ -209,6 +224,9 @@ class ReferenceOps:
         weights, config = layer.weights, layer.config
         for i in range(len(x)):
             hidden = rms_norm(x[i], weights.mlp_norm, config.norm_eps)
+            if config.experts is not None:
+                x[i] += _mixture(layer, config.experts, hidden) * np.float32(config.residual_scale)
+                continue
             gate, up = np.split(weights.gate_up.times(hidden), 2)
             y = weights.down.times(activated(gate, config.activation) * up)
             x[i] += _added(y, weights.mlp_post_norm, config)
@@ -283,6 +301,24 @@ def _normed(part: F32, norm: F32 | None, config: ModelConfig) -> F32:
 def _added(y: F32, norm: F32 | None, config: ModelConfig) -> F32:
     """What a block adds to its input."""
     return rms_norm(y, norm, config.norm_eps) * np.float32(config.residual_scale)
+
+
+def _mixture(layer: _Layer, experts: Experts, hidden: F32) -> F32:
+    """What the experts of one row make of it, summed in the order of their numbers."""
+    weights, config = layer.weights, layer.config
+    assert weights.router is not None
+    scores = weights.router.times(hidden).astype(np.float64)
+    chosen = np.sort(np.argsort(-scores, kind="stable")[: experts.used])
+    odds = np.exp(scores - scores.max())
+    shares = (odds / (odds[chosen] if experts.normalised else odds).sum()).astype(np.float32)
+    total = np.zeros_like(hidden)
+    for number in chosen:
+        gate_up, down = (
+            part.rows(number, experts.count) for part in (weights.gate_up, weights.down)
+        )
+        gate, up = np.split(gate_up.times(hidden), 2)
+        total += shares[number] * down.times(activated(gate, config.activation) * up)
+    return total
 
 
 def activated(x: F32, activation: Activation) -> F32:
