@@ -28,7 +28,7 @@ struct HeldPool : KvPool { nb::object keys_owner, values_owner; };
 int64_t packed_bytes(int64_t n, int64_t k, WeightKind kind) {
     constexpr int64_t most = int64_t(1) << 40;
     require(n > 0 && k > 0 && n <= most / k, "a matrix must have from 1 to 2^40 elements");
-    require(kind == WeightKind::f32 || k % GROUP == 0,
+    require(!in_groups(kind) || k % GROUP == 0,
             "quantised weights need K to be a multiple of 32");
     return (n + LANES - 1) / LANES * panel_bytes(k, kind);
 }

@@ -19,6 +19,7 @@ from wager.models.checkpoint import (
     Checkpoint,
     StoredTensor,
     read_block,
+    weights_of,
     widen,
 )
 from wager.models.hf_config import read_config
@@ -85,7 +86,7 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         path=path,
         config=config,
         tensors=_as_computed(tensors, config, family.norm_offset),
-        quantised=False,
+        weights=weights_of(info.dtype for info in infos.values() if len(info.shape) > 1),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         tokenizer=lambda: hf_tokenizer.from_directory(path),
         generation=lambda tokenizer: generation.of_directory(path, raw, sampling, tokenizer),

@@ -58,7 +58,7 @@ class NativeOps:
         self._ops: Any = _native.ops(self.instruction_set, threads)
 
     def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
-        """Whole panels of 16 columns; int8 holds 8.5 bits per weight, int4 holds 5."""
+        """Whole panels of 16 columns; per weight int8 holds 8.5 bits, int4 holds 5."""
         check_groups(n, k, kind)
         return int(_native.packed_bytes(n, k, kind))
 
