@@ -1,7 +1,7 @@
 """The part of the op set that loading needs, with packing that a test can read back.
 
-f32 is stored as it is, and so is bf16; int8 as groups of 32 with one float32 scale each: bytes of row r are its
-k/32 scales, then its k values.
+f32 is stored as it is, and so is bf16; int8 as groups of 32 with one float32 scale each: bytes of
+row r are its k/32 scales, then its k values.
 """
 
 from __future__ import annotations
