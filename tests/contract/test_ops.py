@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from tests.ops.sets import make, usable_sets
 from tests.ops.stack import EPS, build, config_of, pack, play, ragged
 from wager.errors import ModelError
-from wager.ops.base import F32, OpSet
-from wager.shape import ModelConfig
+from wager.models.tensors import layer_shapes
+from wager.ops.base import F32, LayerWeights, OpSet
+from wager.shape import Experts, LayerKind, ModelConfig, Rope
 from wager.types import KvKind, WeightKind
 
 SETS = ["reference", *(f"native-{isa}-2" for isa in usable_sets())]
@@ -31,6 +32,33 @@ SHAPES = {
     "dim 128, group 2": config_of(heads=2, kv_heads=1, dim=128, layers=1),
     "dim 8": config_of(heads=4, kv_heads=2, dim=8, hidden=32, intermediate=32, vocab=7),
 }
+# What other families compute. Windows are smaller than a step, than a chunk, and larger than one.
+TRAITS = {
+    "norms after, of all heads together": config_of(norms="after", qk_norm="width"),
+    "norms both, of each head, gelu, caps": config_of(
+        norms="both", qk_norm="head", activation="gelu_tanh", attention_cap=2.0, logit_cap=1.5,
+        embed_scale=8.0, attention_scale=0.3,
+    ),
+    "one head": config_of(heads=1, kv_heads=1, dim=64, qk_norm="head", qkv_bias=True),
+    "biases and scales": config_of(
+        qkv_bias=True, out_bias=True, embed_scale=3.0, residual_scale=0.4, logit_scale=0.25
+    ),
+    "a window of 3, and none": config_of(kinds=(LayerKind(3), LayerKind(0, None))),
+    "windows of 24 and 129": config_of(
+        heads=6, kv_heads=2, dim=16, hidden=96, attention_cap=5.0,
+        kinds=(LayerKind(24, 1), LayerKind(129, 0)), ropes=(Rope(), Rope(1e2, scale=1.2)),
+    ),
+    "experts": config_of(experts=Experts(5, 2, normalised=True), residual_scale=0.7),
+    "many experts": config_of(
+        hidden=96, heads=6, intermediate=32, experts=Experts(40, 8, normalised=False)
+    ),
+    "partly turned": config_of(dim=32, hidden=128, ropes=(Rope(dims=16, factors=(1.5,) * 8),)),
+}  # fmt: skip
+EVERY = SHAPES | TRAITS
+CASES = [
+    *((shape, *kinds) for shape in SHAPES for kinds in KINDS),
+    *((trait, *kinds) for trait in TRAITS for kinds in (KINDS[0], ("int8", "f16"))),
+]
 
 
 @pytest.fixture(params=SETS)
@@ -48,12 +76,11 @@ def same_bits(left: F32, right: F32) -> bool:
     return left.shape == right.shape and np.array_equal(left, right) and not np.isnan(left).any()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "kv"), KINDS)
+@pytest.mark.parametrize(("shape", "kind", "kv"), CASES)
 def test_rows_do_not_depend_on_their_company(
     ops: OpSet, shape: str, kind: WeightKind, kv: KvKind
 ) -> None:
-    config = SHAPES[shape]
+    config = EVERY[shape]
     rng = np.random.default_rng(11)
     stack = build(ops, config, kind)
     prompts = [tokens(rng, config, n) for n in (150, 40, 17)]
@@ -68,14 +95,15 @@ def test_rows_do_not_depend_on_their_company(
             assert same_bits(expected, found)
 
 
-def test_blocks_one_by_one_equal_all_layers_in_one_call(ops: OpSet) -> None:
-    config = config_of()
+@pytest.mark.parametrize("shape", ["dim 16, group 2", *TRAITS])
+def test_blocks_one_by_one_equal_all_layers_in_one_call(ops: OpSet, shape: str) -> None:
+    config = EVERY[shape]
     stack = build(ops, config, "f32")
     rng = np.random.default_rng(1)
     batch = ragged([(tokens(rng, config, 20), 0, np.array([3, 1], np.int32))])
     whole, pieces = stack.pool("f32"), stack.pool("f32")
     expected = stack.step(whole, batch)
-    x = ops.embed(stack.table, batch.tokens)
+    x = ops.embed(stack.table, batch.tokens, config.embed_scale)
     for index, layer in enumerate(stack.layers):
         q = ops.attn_in(layer, x, batch, stack.ropes, pieces, index)
         ops.attn_out(layer, ops.attention(layer, q, batch, pieces, index), x)
@@ -118,6 +146,52 @@ def test_product_and_attention_against_double_precision(ops: OpSet, shape: str) 
             np.testing.assert_allclose(
                 attended[row].reshape(heads, -1)[head], oracle, rtol=1e-4, atol=2e-5
             )
+
+
+def test_what_lies_before_a_window_is_not_read(ops: OpSet) -> None:
+    config = config_of(layers=1, kinds=(LayerKind(24),))
+    stack, rng = build(ops, config, "f32"), np.random.default_rng(5)
+    ids = tokens(rng, config, 200)
+    blocks = rng.permutation(80)[:13].astype(np.int32)
+    found = []
+    for spoilt in (0, 10):
+        pool = stack.pool("f32")
+        stack.step(pool, ragged([(ids[:190], 0, blocks)]))
+        # Position 190 sees 167 to 190: the tenth block ends at 159.
+        pool.keys[blocks[:spoilt]] = np.nan
+        pool.values[blocks[:spoilt]] = np.nan
+        found.append(stack.step(pool, ragged([(ids[190:], 190, blocks)])))
+    assert same_bits(*found)
+    pool.values[blocks[10]] = np.nan
+    assert np.isnan(stack.step(pool, ragged([(ids[190:191], 190, blocks)]))).all()
+
+
+def test_a_layer_is_checked_against_its_config(ops: OpSet) -> None:
+    config = config_of(qk_norm="head", layers=1)
+    build(ops, config, "f32")
+    shapes = layer_shapes(config)
+    assert shapes["q_norm"] == shapes["k_norm"] == (16,)
+
+    def weights(**other: F32 | None) -> LayerWeights:
+        made = {
+            name: pack(ops, np.ones(shape, np.float32), "f32")
+            for name, shape in {"qkv": (128, 64), "out": (64, 64), "gate_up": (192, 64),
+                                "down": (64, 96)}.items()
+        }  # fmt: skip
+        norms = {"attn_norm": 64, "mlp_norm": 64, "q_norm": 16, "k_norm": 16}
+        vectors = {name: np.ones(size, np.float32) for name, size in norms.items()}
+        return LayerWeights(**{**made, **vectors, **other})
+
+    ops.layer(config, weights(), config.kind(0))
+    for name, value in {
+        "q_norm": np.ones(64, np.float32),
+        "k_norm": None,
+        "mlp_norm": None,
+        "qkv_bias": np.ones(128, np.float32),
+        "attn_post_norm": np.ones(64, np.float32),
+    }.items():
+        with pytest.raises(ValueError, match=f"layer: {name} is"):
+            ops.layer(config, weights(**{name: value}), config.kind(0))
 
 
 def written(

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.test_ops import KINDS, SHAPES, same_bits, tokens
+from tests.contract.test_ops import CASES, EVERY, TRAITS, same_bits, tokens
 from tests.ops.sets import NATIVE, make, usable_sets
 from tests.ops.stack import build, config_of, pack, play
 from wager.errors import ConfigError, UnsupportedModel
 from wager.ops.base import F32, RaggedBatch
-from wager.ops.reference import ReferenceOps, quantise
+from wager.ops.reference import ReferenceOps
+from wager.ops.reference_matrix import quantise
 from wager.types import KvKind, WeightKind
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the extension was not built")
@@ -23,12 +24,19 @@ pytestmark = pytest.mark.skipif(not NATIVE, reason="the extension was not built"
 STEPS = [[5, 60], [9, 1], [80, 3], [17, 17]]
 
 
-@pytest.mark.parametrize("shape", ["dim 64, group 3", "dim 96, group 4", "dim 8"])
-@pytest.mark.parametrize(("kind", "kv"), KINDS)
+@pytest.mark.parametrize(
+    ("shape", "kind", "kv"),
+    [
+        case
+        for case in CASES
+        if case[0] in ("dim 64, group 3", "dim 96, group 4", "dim 8")
+        or (case[0] in TRAITS and case[1] == "f32")
+    ],
+)
 def test_instruction_sets_and_threads_give_the_same_bits(
     shape: str, kind: WeightKind, kv: KvKind
 ) -> None:
-    config = SHAPES[shape]
+    config = EVERY[shape]
     rng = np.random.default_rng(21)
     prompts = [tokens(rng, config, n) for n in (140, 90)]
     expected: list[F32] | None = None
@@ -41,10 +49,9 @@ def test_instruction_sets_and_threads_give_the_same_bits(
             assert all(same_bits(e, f) for e, f in zip(expected, found, strict=True)), isa
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "kv"), KINDS)
+@pytest.mark.parametrize(("shape", "kind", "kv"), CASES)
 def test_close_to_the_reference(shape: str, kind: WeightKind, kv: KvKind) -> None:
-    config = SHAPES[shape]
+    config = EVERY[shape]
     prompt = tokens(np.random.default_rng(22), config, 150)
     results = [
         play(build(ops, config, kind), kv, [prompt], [[150]])[0]
@@ -110,7 +117,7 @@ def test_quantised_activations_stay_in_range() -> None:
 
 
 def test_two_op_sets_work_at_once() -> None:
-    config = SHAPES["dim 64, group 3"]
+    config = EVERY["dim 64, group 3"]
     prompts = [tokens(np.random.default_rng(24), config, 120)]
     expected = play(build(make(f"native-{usable_sets()[0]}-1"), config, "f32"), "f32", prompts, [])
     wrong: list[Any] = []

@@ -129,7 +129,11 @@ def load_model(
 
 
 def _layer(packed: PackedWeights, ops: OpSet, config: ModelConfig, index: int) -> Layer:
-    matrices = {name: packed.matrix(f"{index}.{name}", ops) for name in MATRICES}
+    matrices = {
+        name: packed.matrix(f"{index}.{name}", ops)
+        for name in MATRICES
+        if packed.has(f"{index}.{name}")
+    }
     vectors = {
         field.name: packed.vector(f"{index}.{field.name}")
         for field in fields(LayerWeights)

@@ -43,9 +43,11 @@ class LayerWeights:
 
     ``qkv`` is [(heads + 2 * kv_heads) * D, H], rows in the order q, k, v, and so is its bias;
     ``gate_up`` is [2 * intermediate, H], gate rows first; ``out`` [H, heads * D]; ``down``
-    [H, intermediate]. q and k rows are in an order in which i and i + D/2 are a rotary pair.
-    ``attn_norm`` and ``mlp_norm`` [H] stand at the input of a block, ``attn_post_norm`` and
-    ``mlp_post_norm`` [H] at its output; ``q_norm`` and ``k_norm`` are [D], or as wide as all heads.
+    [H, intermediate]. With experts, ``gate_up`` and ``down`` hold those of one expert after the
+    other, and ``router`` is [experts, H], float32. q and k rows are in an order in which i and
+    i + D/2 are a rotary pair. ``attn_norm`` and ``mlp_norm`` [H] stand at the input of a block,
+    ``attn_post_norm`` and ``mlp_post_norm`` [H] at its output; ``q_norm`` and ``k_norm`` are [D],
+    or as wide as all heads.
     What the model does not have is None.
     """
 
@@ -53,6 +55,7 @@ class LayerWeights:
     out: Matrix
     gate_up: Matrix
     down: Matrix
+    router: Matrix | None = None
     attn_norm: F32 | None = None
     mlp_norm: F32 | None = None
     attn_post_norm: F32 | None = None
@@ -181,7 +184,10 @@ class OpSet(Protocol):
         ...
 
     def mlp(self, layer: Layer, x: F32) -> None:
-        """x += residual_scale * norm(down(act(gate(norm(x))) * up(norm(x)))); in place."""
+        """x += residual_scale * norm(down(act(gate(norm(x))) * up(norm(x)))); in place.
+
+        With experts, the sum of those chosen for the row, each times its weight.
+        """
         ...
 
     def run_layers(
@@ -247,7 +253,8 @@ def check_groups(n: int, k: int, kind: WeightKind) -> None:
         )
 
 
-MATRICES: Final = ("qkv", "out", "gate_up", "down")
+MATRICES: Final = ("qkv", "out", "gate_up", "down", "router")
+"""The parts of `LayerWeights` that are packed."""
 _NORMS: Final = {
     "before": ("attn_norm", "mlp_norm"),
     "after": ("attn_post_norm", "mlp_post_norm"),
@@ -264,13 +271,16 @@ def check_layer(
     """
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     width, kv_width = config.num_heads * dim, config.num_kv_heads * dim
+    count = config.experts.count if config.experts else 1
     expected: dict[str, tuple[int, ...]] = {
         "qkv": (width + 2 * kv_width, hidden),
         "out": (hidden, width),
-        "gate_up": (2 * inner, hidden),
-        "down": (hidden, inner),
+        "gate_up": (count * 2 * inner, hidden),
+        "down": (count * hidden, inner),
         **dict.fromkeys(_NORMS[config.norms], (hidden,)),
     }
+    if config.experts:
+        expected["router"] = (count, hidden)
     if config.qkv_bias:
         expected["qkv_bias"] = (width + 2 * kv_width,)
     if config.out_bias:
@@ -283,7 +293,7 @@ def check_layer(
         )
     for name in (part.name for part in fields(weights)):
         part = getattr(weights, name)
-        found = shapes.get(name) or (None if part is None else part.shape)
+        found = None if part is None else shapes.get(name) or part.shape
         if found != expected.get(name):
             raise ValueError(f"layer: {name} is {found}, the config asks for {expected.get(name)}")
 
