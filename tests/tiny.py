@@ -1,4 +1,4 @@
-"""Tiny random llama models on disk, for every test that needs a model without a download.
+"""Tiny random models on disk, for every test that needs a model without a download.
 
 The same arguments give the same weights in both layouts, so that a GGUF file can be compared with
 its Hugging Face twin. Token ids: 0 ``<|endoftext|>``, 1 ``<|im_start|>`` (BOS), 2 ``<|im_end|>``
@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+from tests.tiny_weights import F32, TINY_FAMILIES, Shape, random_weights
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -86,53 +84,6 @@ def tokenizer_json(size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a tiny model; see `write_tiny_hf`."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool
-
-
-def random_weights(shape: Shape, seed: int) -> dict[str, F32]:
-    """Weights by their Hugging Face names, float32, matrices [out, in].
-
-    Layer outputs are large beside the embedding: a random model whose residual stream is mostly
-    its last token would only repeat that token.
-    """
-    rng = np.random.default_rng(seed)
-
-    def matrix(n: int, k: int, gain: float = 1.0) -> F32:
-        return (rng.standard_normal((n, k)) * gain / np.sqrt(k)).astype(np.float32)
-
-    def norm() -> F32:
-        return (1 + 0.1 * rng.standard_normal(shape.hidden)).astype(np.float32)
-
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = {"model.embed_tokens.weight": matrix(shape.vocab, shape.hidden, 2.0)}
-    for i in range(shape.layers):
-        layer = f"model.layers.{i}."
-        weights[layer + "input_layernorm.weight"] = norm()
-        weights[layer + "self_attn.q_proj.weight"] = matrix(queries, shape.hidden, 1.5)
-        weights[layer + "self_attn.k_proj.weight"] = matrix(keys, shape.hidden, 1.5)
-        weights[layer + "self_attn.v_proj.weight"] = matrix(keys, shape.hidden, 1.5)
-        weights[layer + "self_attn.o_proj.weight"] = matrix(shape.hidden, queries, 1.5)
-        weights[layer + "post_attention_layernorm.weight"] = norm()
-        weights[layer + "mlp.gate_proj.weight"] = matrix(shape.intermediate, shape.hidden, 1.5)
-        weights[layer + "mlp.up_proj.weight"] = matrix(shape.intermediate, shape.hidden, 1.5)
-        weights[layer + "mlp.down_proj.weight"] = matrix(shape.hidden, shape.intermediate, 1.5)
-    weights["model.norm.weight"] = norm()
-    if not shape.tied:
-        weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden, 2.0)
-    return weights
-
-
 def _narrow(weight: F32, dtype: str) -> bytes:
     if dtype == "F32":
         return weight.astype("<f4").tobytes()
@@ -176,9 +127,10 @@ def write_tiny_hf(
     dtype: str = "F32",
     tokenizer_vocab: int | None = None,
     sharpness: float = 1.0,
+    family: str = "llama",
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A random LlamaForCausalLM in Hugging Face layout; returns ``directory``.
+    """A random model of a family of `TINY_FAMILIES` in Hugging Face layout; returns ``directory``.
 
     ``vocab`` counts the embedding rows, ``tokenizer_vocab`` (default: the same) limits the
     tokenizer; ``sharpness`` scales the logits, so that sampled text repeats itself as a trained
@@ -186,9 +138,10 @@ def write_tiny_hf(
     """
     head_dim = head_dim or hidden // heads
     shape = Shape(layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, tied)
+    made = TINY_FAMILIES[family]
     directory.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "architectures": [made.architecture], "model_type": made.model_type, "hidden_act": "silu",
         "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
         "vocab_size": vocab, "max_position_embeddings": max_context, "rms_norm_eps": 1e-5,
@@ -196,7 +149,7 @@ def write_tiny_hf(
         "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2,
         "torch_dtype": {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype],
     }  # fmt: skip
-    settings.update(config or {})
+    settings |= {**made.config, **(config or {})}
     settings = {key: value for key, value in settings.items()
                 if value is not None or key == "rope_scaling"}  # fmt: skip
     _write_json(directory / "config.json", settings)
@@ -211,8 +164,10 @@ def write_tiny_hf(
         {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2], "add_bos_token": False,
          "chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"},
     )  # fmt: skip
-    weights = random_weights(shape, seed)
-    weights["model.norm.weight"] *= np.float32(sharpness)
+    biased = family != "qwen2" and settings.get("attention_bias") is True
+    weights = random_weights(shape, seed, family, biased)
+    final, offset = weights["model.norm.weight"], np.float32(made.norm_offset)
+    weights["model.norm.weight"] = (final + offset) * np.float32(sharpness) - offset
     _write_shards(directory, weights, shards, dtype)
     return directory
 
