@@ -9,7 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.models.load import open_checkpoint
 from wager.models.rope import frequencies, rope_table

@@ -20,7 +20,8 @@ from tests.models.families import (
     dense,
     facts_of,
 )
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import ModelError, UnsupportedModel
 from wager.models.facts.gguf import part_names
 from wager.models.facts.read import read_facts

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.tiny import write_tiny_gguf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.models.gguf_file import GgufFile, parse_gguf, read_gguf
 
