@@ -193,9 +193,3 @@ def test_gguf_of_another_architecture(tmp_path: Path, architecture: str) -> None
     path = write_tiny_gguf(tmp_path / "m.gguf", architecture=architecture)
     with pytest.raises(UnsupportedModel, match=f"architecture '{architecture}' is not supported"):
         open_checkpoint(str(path))
-
-
-def test_gguf_tensor_types_refused_by_name(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "m.gguf", tensor_type="Q5_0")
-    with pytest.raises(UnsupportedModel, match="Q5_0; what works: F32, F16, BF16, Q8_0, Q4_0"):
-        open_checkpoint(str(path))

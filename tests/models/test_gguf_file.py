@@ -120,7 +120,7 @@ LIES = {
     "product of sizes": (file(tensors=[tensor("t", [1 << 30, 1 << 30])]), "elements"),
     "size zero": (file(tensors=[tensor("t", [0])]), "0 elements"),
     "tensor type": (file(tensors=[tensor("t", [32], kind=77)], data=128), "has type 77"),
-    "row and block": (file(tensors=[tensor("t", [33], kind=8)], data=128), "no multiple of 32"),
+    "row and block": (file(tensors=[tensor("t", [33], kind=8)], data=128), "rows of 33 values"),
     "offset not aligned": (file(tensors=[tensor("t", [8], offset=4)], data=128), "not aligned"),
     "offset": (file(tensors=[tensor("t", [8], offset=1 << 40)], data=128), "ends at byte"),
     "data cut": (file(tensors=[tensor("t", [32])], data=127), "ends at byte"),
@@ -146,8 +146,8 @@ def test_a_lie_is_one_clear_line(lie: str) -> None:
     [
         (file(version=1), "version 1; 2 and 3 work"),
         (file(version=3 << 24), "big-endian"),
-        (file(tensors=[tensor("t", [256], kind=12)], data=256), "Q4_K; what works: F32, F16, BF16"),
-        (file(tensors=[tensor("t", [256], kind=14)], data=256), "Q6_K"),
+        (file(tensors=[tensor("t", [256], kind=10)], data=256), "Q2_K; what works: F32, F16, BF16"),
+        (file(tensors=[tensor("t", [256], kind=23)], data=256), "IQ4_XS"),
     ],
 )
 def test_what_is_not_supported_is_named(raw: bytes, fragment: str) -> None:

@@ -55,7 +55,10 @@ _TYPES: Final = {
 TENSOR_TYPES: Final = {number: name for number, (name, _, _) in _TYPES.items()}
 # Items and bytes per block: of every type, and of those whose items can be read here.
 SIZES: Final = {name: (items, width) for name, items, width in _TYPES.values()}
-BLOCKS: Final = {name: SIZES[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")}
+READABLE: Final = (
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q5_1", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL",
+)  # fmt: skip
+BLOCKS: Final = {name: SIZES[name] for name in READABLE}
 
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
@@ -312,7 +315,10 @@ class _Parser:
         if not 1 <= elements <= MAX_ELEMENTS:
             raise self.fail(f"damaged: tensor {quoted(name)} has {elements} elements")
         if sizes[0] % items:
-            raise self.fail(f"damaged: rows of tensor {quoted(name)} are no multiple of {items}")
+            raise self.fail(
+                f"damaged: tensor {quoted(name)} has rows of {sizes[0]} values; {kind} comes in "
+                f"blocks of {items}"
+            )
         if offset % alignment:
             raise self.fail(f"damaged: the offset of tensor {quoted(name)} is not aligned")
         return TensorInfo(kind, tuple(reversed(sizes)), offset, elements // items * width)
