@@ -213,5 +213,5 @@ def _stored(file: GgufFile, name: str, pairs: int) -> tuple[float, ...] | None:
         return None
     if info.type != "F32" or info.shape != (pairs,):
         raise CorruptFile(f"{file.path}: {name} is not {pairs} F32 numbers")
-    stored = read_block(file.path, STORED_DTYPES["F32"], info.offset, pairs)
+    stored = read_block(info.path, STORED_DTYPES["F32"], info.offset, pairs)
     return tuple(stored.astype(np.float64).tolist())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
@@ -78,8 +78,9 @@ Value: TypeAlias = int | float | bool | str | ArrayField
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor in the file. ``shape`` is row-major ([rows, columns]); ``offset`` is absolute."""
+    """A tensor in a file. ``shape`` is row-major ([rows, columns]); ``offset`` is absolute."""
 
+    path: Path
     type: str
     shape: tuple[int, ...]
     offset: int
@@ -210,8 +211,15 @@ class _Parser:
         version = self.u32("the version")
         if version not in (2, 3):
             if version & 0xFFFF == 0 and version:
-                raise UnsupportedModel(f"{self._path}: is a big-endian GGUF; little-endian works")
-            raise UnsupportedModel(f"{self._path}: is GGUF version {version}; 2 and 3 work")
+                raise UnsupportedModel(
+                    f"{self._path}: is a big-endian GGUF; little-endian works: convert the model "
+                    "with the gguf package's gguf-convert-endian"
+                )
+            # Version 1 counts in 32 bits; it was written for some weeks of 2023.
+            todo = (
+                "convert the model again with a newer llama.cpp" if version < 2 else "update wager"
+            )
+            raise UnsupportedModel(f"{self._path}: is GGUF version {version}; 2 and 3 work: {todo}")
         tensors = self.u64("the number of tensors", MAX_ENTRIES)
         return tensors, self.u64("the number of metadata entries", MAX_ENTRIES)
 
@@ -321,7 +329,8 @@ class _Parser:
             )
         if offset % alignment:
             raise self.fail(f"damaged: the offset of tensor {quoted(name)} is not aligned")
-        return TensorInfo(kind, tuple(reversed(sizes)), offset, elements // items * width)
+        shape = tuple(reversed(sizes))
+        return TensorInfo(self._path, kind, shape, offset, elements // items * width)
 
     def place(self, tensors: dict[str, TensorInfo], start: int) -> dict[str, TensorInfo]:
         """Make offsets absolute; every tensor lies within the file, and none on another."""
@@ -335,5 +344,5 @@ class _Parser:
                     f"damaged or truncated: tensor {quoted(name)} ends at byte {start + end}, "
                     f"the file at {self._size}"
                 )
-            placed[name] = TensorInfo(info.type, info.shape, start + info.offset, info.nbytes)
+            placed[name] = replace(info, offset=start + info.offset)
         return placed
