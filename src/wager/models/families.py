@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 SILU: Final = ("silu", "swish")
+MAX_EXPERTS: Final = 1024
 GELU: Final = ("gelu_pytorch_tanh", "gelu_fast", "gelu_new")
 _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "hidden_act": SILU, "mlp_bias": (False,), "attention_bias": (False,), "pretraining_tp": (1,),
@@ -27,7 +28,8 @@ class Family:
 
     ``name`` is GGUF's. ``fused`` says that q, k and v are one tensor, and so are gate and up.
     ``norm_offset`` is what norm weights are stored less by in Hugging Face files. ``neighbours``
-    says that GGUF stores rotary pairs as rows 2i and 2i + 1.
+    says that GGUF stores rotary pairs as rows 2i and 2i + 1. ``experts`` are the names, in Hugging
+    Face files, of what stands in place of an MLP; ``#`` is the number of an expert.
     """
 
     name: str
@@ -39,12 +41,18 @@ class Family:
     fused: bool = False
     norm_offset: float = 0.0
     neighbours: bool = False
+    experts: Mapping[str, str] | None = None
 
 
 _GEMMA_MUST_BE: Final = {
     "hidden_activation": GELU, "hidden_act": GELU, "attention_bias": (False,),
     "use_bidirectional_attention": (False,),
 }  # fmt: skip
+_MIXTURE: Final = {
+    key: allowed
+    for key, allowed in _PLAIN.items()
+    if key not in ("num_local_experts", "num_experts")
+}
 _GEMMA: Final = {"norms": "both", "activation": "gelu_tanh"}
 _GEMMA_DEFAULTS: Final = {
     "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256,
@@ -83,6 +91,25 @@ FAMILIES: Final = (
            defaults={**_GEMMA_DEFAULTS, "max_position_embeddings": 131072,
                      "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
            must_be=_GEMMA_MUST_BE),
+    Family("qwen3moe", "qwen3_moe", ("Qwen3MoeForCausalLM",), traits={"qk_norm": "head"},
+           defaults={"max_position_embeddings": 32768, "moe_intermediate_size": 768,
+                     "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False,
+                     "sliding_window": 4096, "max_window_layers": 28},
+           must_be={**_MIXTURE, "attention_bias": (False, True),
+                    "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
+           experts={"router": "mlp.gate.weight", "gate": "mlp.experts.#.gate_proj.weight",
+                    "up": "mlp.experts.#.up_proj.weight",
+                    "down": "mlp.experts.#.down_proj.weight"}),
+    # In GGUF a mixtral is a llama with experts.
+    Family("llama", "mixtral", ("MixtralForCausalLM",), neighbours=True,
+           defaults={"max_position_embeddings": 131072, "num_local_experts": 8,
+                     "num_experts_per_tok": 2, "norm_topk_prob": True, "rms_norm_eps": 1e-5,
+                     "rope_theta": 1000000.0},
+           must_be=_MIXTURE,
+           experts={"router": "block_sparse_moe.gate.weight",
+                    "gate": "block_sparse_moe.experts.#.w1.weight",
+                    "up": "block_sparse_moe.experts.#.w3.weight",
+                    "down": "block_sparse_moe.experts.#.w2.weight"}),
     Family("olmo2", "olmo2", ("Olmo2ForCausalLM",),
            traits={"norms": "after", "qk_norm": "width"},
            defaults={"rms_norm_eps": 1e-5}),

@@ -17,7 +17,7 @@ from wager.models.facts.gguf import Metadata, sliding_layers
 from wager.models.families import Family
 from wager.models.gguf_file import GgufFile
 from wager.models.rope import yarn_factors, yarn_scale
-from wager.shape import LayerKind, ModelConfig, Rope
+from wager.shape import Experts, LayerKind, ModelConfig, Rope
 
 ROPE_TENSORS: Final = (
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
@@ -47,8 +47,10 @@ _YARN: Final = frozenset(
     {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_attn_factor"}
 )
 _WINDOW: Final = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
+_EXPERTS: Final = frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"})
 _OF_FAMILY: Final = {
-    "llama": _WINDOW,
+    "llama": _WINDOW | _EXPERTS,
+    "qwen3moe": _EXPERTS,
     "phi3": _WINDOW | {"rope.scaling.attn_factor"},
     "gemma2": _WINDOW | {"attn_logit_softcapping", "final_logit_softcapping"},
     "gemma3": _WINDOW | {"final_logit_softcapping", "rope.freq_base_swa"},
@@ -84,7 +86,8 @@ def read_config(file: GgufFile) -> tuple[ModelConfig, Family]:
         # The rows of the table count: vocab_size may know of fewer.
         vocab_size=table.shape[0],
         hidden_size=hidden,
-        intermediate_size=fields.need("feed_forward_length"),
+        intermediate_size=fields.whole("expert_feed_forward_length")
+        or fields.need("feed_forward_length"),
         num_layers=fields.layers("block_count", fields.whole("block_count")),
         num_heads=heads,
         num_kv_heads=fields.whole("attention.head_count_kv") or heads,
@@ -97,6 +100,7 @@ def read_config(file: GgufFile) -> tuple[ModelConfig, Family]:
     # Only now are the sizes known to be sane enough to make lists of their length.
     config = replace(config, **family.traits, **_constants(fields, config))
     config = replace(config, **_biases(file), **_layers(file, fields, config))
+    config = replace(config, experts=_experts(fields))
     check_config(file.path, config)
     return config, family
 
@@ -135,6 +139,17 @@ def _constants(fields: Metadata, config: ModelConfig) -> dict[str, Any]:
         "attention_cap": fields.number("attn_logit_softcapping", 50.0 if second else 0.0),
         "logit_cap": fields.number("final_logit_softcapping", 30.0 if second else 0.0),
     }
+
+
+def _experts(fields: Metadata) -> Experts | None:
+    count = fields.whole("expert_count") or 0
+    if not count:
+        return None
+    used = fields.need("expert_used_count")
+    if used > count or count > families.MAX_EXPERTS:
+        raise CorruptFile(f"{fields.path}: {used} of {count} experts cannot be used")
+    # llama.cpp divides by the sum of the chosen in both families.
+    return Experts(count, used, normalised=True)
 
 
 def _biases(file: GgufFile) -> dict[str, Any]:

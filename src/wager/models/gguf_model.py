@@ -61,8 +61,12 @@ _PARTS: Final = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
+    "router": "ffn_gate_inp.weight",
     "mlp_post_norm": "post_ffw_norm.weight",
 }
+_EXPERTS: Final = {
+    "gate": "ffn_gate_exps.weight", "up": "ffn_up_exps.weight", "down": "ffn_down_exps.weight",
+}  # fmt: skip
 _FUSED: Final = ((QKV, "attn_qkv.weight"), (GATE_UP, "ffn_up.weight"))
 
 
@@ -97,7 +101,7 @@ def _tensors(
     file: GgufFile, config: ModelConfig, fused: bool, as_neighbours: bool
 ) -> dict[str, StoredTensor]:
     stored = {
-        name: StoredTensor(name, info.shape, _reader(info))
+        name: StoredTensor(name, _as_rows(info.shape), _reader(info))
         for name, info in file.tensors.items()
         if name not in ROPE_TENSORS
     }
@@ -108,6 +112,11 @@ def _tensors(
         halves = partial_halves(config.head_dim, dims)
         order = [order[row] if order and row < dims else row for row in halves]
     return tensors if order is None else in_head_order(tensors, order)
+
+
+def _as_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Matrices of experts as one, the rows of one expert after the other."""
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
 def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
@@ -121,6 +130,11 @@ def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
         for together, stored in _FUSED:
             if fused and part in together:
                 return within(f"blk.{index}.{stored}", part, together, shapes)
+        of, _, number = part.partition(".")
+        if number and config.experts is not None:
+            rows = shapes[part][0]
+            whole = config.experts.count * rows
+            return Place(f"blk.{index}.{_EXPERTS[of]}", int(number) * rows, whole)
         return Place(f"blk.{index}.{_PARTS[part]}")
 
     return place
@@ -128,7 +142,7 @@ def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
 
 def _reader(info: TensorInfo) -> Callable[[int, int], F32]:
     items, width = BLOCKS[info.type]
-    columns = info.shape[1] if len(info.shape) == 2 else 1
+    columns = info.shape[-1] if len(info.shape) > 1 else 1
 
     def read(first: int, count: int) -> F32:
         rows: F32
@@ -149,6 +163,6 @@ def _reader(info: TensorInfo) -> Callable[[int, int], F32]:
             start = info.offset + first * stride
             data = read_block(info.path, np.dtype("u1"), start, count * stride)
             rows = dequantize(data.reshape(count, stride), GGMLQuantizationType[info.type])
-        return rows.reshape(count, columns) if len(info.shape) == 2 else rows
+        return rows.reshape(count, columns) if len(info.shape) > 1 else rows
 
     return read

@@ -13,7 +13,7 @@ from wager.models.facts.layers import layer_caches
 from wager.models.families import Family
 from wager.models.fields import Fields
 from wager.models.rope import llama3_factors, longrope_scale, yarn_factors, yarn_scale
-from wager.shape import LayerKind, ModelConfig, Rope
+from wager.shape import Experts, LayerKind, ModelConfig, Rope
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -32,7 +32,7 @@ def read_config(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Family]:
         architecture=family.name,
         vocab_size=fields.need("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.need("intermediate_size"),
+        intermediate_size=_inner(family, fields),
         num_layers=fields.layers("num_hidden_layers", fields.whole("num_hidden_layers")),
         num_heads=heads,
         num_kv_heads=fields.whole("num_key_value_heads") or heads,
@@ -45,6 +45,7 @@ def read_config(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Family]:
     # Only now are the sizes known to be sane enough to make lists of their length.
     config = replace(config, **family.traits, **_constants(family, fields))
     config = replace(config, **_biases(family, fields), **_layers(family, fields, config))
+    config = replace(config, experts=_experts(family, fields))
     check_config(path, config)
     return config, family
 
@@ -64,6 +65,21 @@ def _family(path: Path, raw: dict[str, Any]) -> Family:
         isinstance(of, str) and families.recurrent(of) for of in (name, kind)
     ) else WHAT_WORKS  # fmt: skip
     raise UnsupportedModel(f"{path}: architecture {quoted(name)} is not supported; {why}")
+
+
+def _inner(family: Family, fields: Fields) -> int:
+    key = "moe_intermediate_size" if family.model_type == "qwen3_moe" else "intermediate_size"
+    return fields.need(key)
+
+
+def _experts(family: Family, fields: Fields) -> Experts | None:
+    if family.experts is None:
+        return None
+    count = fields.need("num_local_experts", "num_experts")
+    used = fields.need("num_experts_per_tok")
+    if used > count or count > families.MAX_EXPERTS:
+        raise CorruptFile(f"{fields.path}: {used} of {count} experts cannot be used")
+    return Experts(count, used, fields.flag("norm_topk_prob"))
 
 
 def _constants(family: Family, fields: Fields) -> dict[str, Any]:

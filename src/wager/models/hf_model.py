@@ -22,6 +22,7 @@ from wager.models.checkpoint import (
     weights_of,
     widen,
 )
+from wager.models.families import Family
 from wager.models.hf_config import read_config
 from wager.models.prequantised import INTEGERS, read_scheme, unpacked
 from wager.models.safetensors_file import READABLE, TensorInfo, read_directory, read_json
@@ -82,7 +83,7 @@ def open_directory(path: Path, name: str) -> Checkpoint:
     }
     _drop_tied_head(path, config, stored)
     hint = "" if config.tied_head else " (tie_word_embeddings is false)"
-    tensors = collect(path, config, stored, _places(config, family.fused), hint)
+    tensors = collect(path, config, stored, _places(config, family), hint)
     identity = f"{path.resolve()}\0{sorted(raw.items(), key=lambda item: item[0])}\0{digest}"
     settings = path / "generation_config.json"
     sampling = read_json(settings, MAX_CONFIG) if settings.is_file() else {}
@@ -100,7 +101,7 @@ def open_directory(path: Path, name: str) -> Checkpoint:
     )
 
 
-def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
+def _places(config: ModelConfig, family: Family) -> Callable[[str], Place]:
     """Where files of this format keep each tensor."""
     shapes = layer_shapes(config)
 
@@ -114,8 +115,11 @@ def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
             after = "post_attention" if config.norms == "before" else "pre_feedforward"
             return Place(f"{layer}{after}_layernorm.weight")
         for together, stored in ((QKV, _FUSED_QKV), (GATE_UP, _FUSED_GATE_UP)):
-            if fused and part in together:
+            if family.fused and part in together:
                 return within(layer + stored, part, together, shapes)
+        of, _, number = part.partition(".")
+        if family.experts is not None and of in family.experts:
+            return Place(layer + family.experts[of].replace("#", number))
         return Place(layer + _PARTS[part])
 
     return place
