@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,10 @@ SCALES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2),
     "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
 }  # fmt: skip
-_NEIGHBOURS = ("llama", "mistral", "smollm3", "granite")
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_NEIGHBOURS = ("llama", "mistral", "mixtral", "smollm3", "granite")
+_ARCHITECTURES = {
+    "mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe",
+}  # fmt: skip
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -164,6 +167,11 @@ def _add_family(writer: Any, config: Mapping[str, Any]) -> None:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    elif kind in ("mixtral", "qwen3_moe"):
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if kind == "qwen3_moe":
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     elif kind == "mistral" and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
 
@@ -190,12 +198,12 @@ def _add_tensors(
 ) -> None:
     number = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}[name]
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
-    for index, (key, weight) in enumerate(weights.items()):
+    for index, (key, weight) in enumerate(stacked(weights).items()):
         stored = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert stored is not None, key
         weight = as_stored(key, weight, config)
         kind = next((each for end, each in types.items() if stored.endswith(end)), tensor_type)
-        if weight.ndim == 1 or kind == "F32":
+        if weight.ndim == 1 or kind == "F32" or stored.endswith("ffn_gate_inp.weight"):
             writer.add_tensor(stored, weight)
         elif kind == "F16":
             writer.add_tensor(stored, weight.astype(np.float16))
@@ -213,6 +221,21 @@ def _add_tensors(
             writer.add_tensor(f"rope_factors_{length}.weight", divisors)
     if factors.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3(config, factors))
+
+
+def stacked(weights: Weights) -> dict[str, NDArray[np.float32]]:
+    """The matrices of all experts of a layer as one tensor, by the converter's names."""
+    found: dict[str, Any] = {}
+    for name, weight in weights.items():
+        match = re.fullmatch(r"(.*\.experts)\.\d+\.(\w+)\.weight", name)
+        if match is None:
+            found[name] = weight
+        else:
+            found.setdefault(f"{match[1]}.{match[2]}.weight", []).append(weight)
+    return {
+        name: np.stack(weight) if isinstance(weight, list) else weight
+        for name, weight in found.items()
+    }
 
 
 def as_stored(name: str, weight: NDArray[np.float32], config: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_f
     ("config", "fragment"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
         ({"architectures": "LlamaForCausalLM"}, "is not supported"),
         ({"architectures": None, "model_type": "gpt2"}, "gpt2"),
         ({"architectures": ["Qwen3NextForCausalLM"]}, "it has recurrent layers"),
@@ -158,7 +158,7 @@ def edit_gguf(path: Path, key: str, value: Any, kind: gguf.GGUFValueType) -> Pat
 @pytest.mark.parametrize(
     ("key", "value", "kind", "fragment"),
     [
-        ("llama.expert_count", 8, "UINT32", "llama.expert_count' = 8"),
+        ("llama.expert_weights_scale", 2.0, "FLOAT32", "expert_weights_scale' = 2.0"),
         ("llama.rope.scaling.type", "dynamic", "STRING", "rope scaling 'dynamic'"),
         ("llama.logit_scale", 0.5, "FLOAT32", "logit_scale"),
         ("llama.a_new_setting", 1, "UINT32", "a_new_setting"),

@@ -58,6 +58,8 @@ TWINS: dict[str, dict[str, Any]] = {
         "config": {"query_pre_attn_scalar": 16,
                    "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     },
+    "qwen3moe": {"tied": False},
+    "mixtral": {"config": {"norm_topk_prob": True}},
     "olmo2": {"tied": False},
     "granite": {},
     "granite, biases": {"config": {"attention_bias": True}},

@@ -123,7 +123,7 @@ def test_a_file_of_mixed_types(tmp_path: Path) -> None:
     assert np.array_equal(layer.down, in_the_file(path, "blk.1.ffn_down.weight"))
     assert np.array_equal(layer.out, in_the_file(path, "blk.1.attn_output.weight"))
     assert np.array_equal(model.embed, in_the_file(path, "token_embd.weight"))
-    assert open_checkpoint(str(path)).quantised
+    assert open_checkpoint(str(path)).weights == "int8"
 
 
 @pytest.mark.parametrize("kind", SCALES)
