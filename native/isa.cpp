@@ -81,10 +81,17 @@ bool kernels_agree(const Kernels& kernels) {
     return !std::memcmp(got, want, sizeof got);
 }
 
+std::vector<const Kernels*> built_kernels() {
+    std::vector<const Kernels*> built;
+    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels(), scalar_kernels()})
+        if (kernels) built.push_back(kernels);
+    return built;
+}
+
 std::vector<const Kernels*> usable_kernels() {
     std::vector<const Kernels*> usable;
-    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels(), scalar_kernels()})
-        if (kernels && machine_has(kernels->name)) usable.push_back(kernels);
+    for (const Kernels* kernels : built_kernels())
+        if (machine_has(kernels->name)) usable.push_back(kernels);
     return usable;
 }
 

@@ -216,6 +216,12 @@ NewArray logits(Ops& ops, Floats1 norm, float eps, const HeldMatrix& head, Float
     return out;
 }
 
+std::vector<std::string> built_instruction_sets() {
+    std::vector<std::string> sets;
+    for (const Kernels* kernels : built_kernels()) sets.emplace_back(kernels->name);
+    return sets;
+}
+
 std::vector<std::pair<std::string, bool>> instruction_sets() {
     std::vector<std::pair<std::string, bool>> sets;
     for (const Kernels* kernels : usable_kernels())
@@ -252,8 +258,10 @@ void bind_kernels(nb::module_& m) {
     m.def("pool", &make_pool, exact("keys"), exact("values"), "layers"_a, "blocks"_a, "kv_heads"_a,
           "dim"_a, "kind"_a);
     m.def("batch", &make_batch, exact("positions"), exact("row_starts"), exact("block_tables"));
+    m.def("built_instruction_sets", &built_instruction_sets, "Names, best first.");
     m.def("instruction_sets", &instruction_sets,
-          "(name, whether its kernels give the known answers), best first.");
+          "(name, whether its kernels give the known answers) of those that this machine can run, "
+          "best first.");
     nb::class_<Ops>(m, "Ops")
         .def_prop_ro("instruction_set", [](const Ops& ops) { return ops.kernels().name; })
         .def_prop_ro("threads", &Ops::threads)

@@ -16,7 +16,7 @@ from wager.bench.methods.engines import Target, engines, known_engine
 from wager.bench.methods.find import find
 from wager.bench.methods.heads import KINDS, Head, heads
 from wager.bench.methods.pairs import Adds, Draft, speculation_of
-from wager.bench.methods.report import count, size
+from wager.bench.spelling import count, size
 from wager.errors import ConfigError
 from wager.models.facts.read import TensorFact
 
