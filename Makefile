@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.wager
 
-.PHONY: setup native demo test parity lint bench exact engines clean
+.PHONY: setup native demo test parity lint bench exact engines arm clean
 
 setup: $(STAMP)
 
@@ -52,6 +52,10 @@ engines: setup
 	scripts/peers.sh .peers
 	$(BIN)/wager pull smollm2-135m
 	$(BIN)/python -m pytest -q -m engines
+
+# The ARM kernels under an emulator.
+arm:
+	scripts/check_arm.sh
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
