@@ -70,7 +70,7 @@ std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
 }  // namespace
 
 bool kernels_agree(const Kernels& kernels) {
-    for (const WeightKind kind : {WeightKind::f32, WeightKind::int8, WeightKind::int4}) {
+    for (const WeightKind kind : {WeightKind::f32, WeightKind::int8, WeightKind::int4, WeightKind::bf16}) {
         const std::vector<float> got = probe(kernels, kind), want = probe(*scalar_kernels(), kind);
         if (std::memcmp(got.data(), want.data(), got.size() * sizeof(float))) return false;
     }

@@ -28,7 +28,7 @@ struct HeldPool : KvPool { nb::object keys_owner, values_owner; };
 int64_t packed_bytes(int64_t n, int64_t k, WeightKind kind) {
     constexpr int64_t most = int64_t(1) << 40;
     require(n > 0 && k > 0 && n <= most / k, "a matrix must have from 1 to 2^40 elements");
-    require(kind == WeightKind::f32 || k % GROUP == 0,
+    require(!in_groups(kind) || k % GROUP == 0,
             "quantised weights need K to be a multiple of 32");
     return (n + LANES - 1) / LANES * panel_bytes(k, kind);
 }
@@ -75,7 +75,7 @@ HeldLayer* make_layer(const nb::dict& constants, const HeldMatrix& qkv, const He
                       const HeldMatrix& gate_up, const HeldMatrix& down, MaybeFloats1 attn_norm,
                       MaybeFloats1 mlp_norm, MaybeFloats1 attn_post_norm,
                       MaybeFloats1 mlp_post_norm, MaybeFloats1 qkv_bias, MaybeFloats1 out_bias,
-                      MaybeFloats1 q_norm, MaybeFloats1 k_norm) {
+                      MaybeFloats1 q_norm, MaybeFloats1 k_norm, const HeldMatrix* router) {
     auto layer = std::make_unique<HeldLayer>();
     layer->heads = constant<int64_t>(constants, "heads");
     layer->kv_heads = constant<int64_t>(constants, "kv_heads");
@@ -89,6 +89,9 @@ HeldLayer* make_layer(const nb::dict& constants, const HeldMatrix& qkv, const He
     layer->window = constant<int64_t>(constants, "window");
     layer->rope = constant<int64_t>(constants, "rope");
     layer->gelu = constant<bool>(constants, "gelu");
+    layer->experts = constant<int64_t>(constants, "experts");
+    layer->experts_used = constant<int64_t>(constants, "experts_used");
+    layer->normalised = constant<bool>(constants, "normalised");
     layer->attn_norm = copied(attn_norm);
     layer->mlp_norm = copied(mlp_norm);
     layer->attn_post_norm = copied(attn_post_norm);
@@ -102,6 +105,10 @@ HeldLayer* make_layer(const nb::dict& constants, const HeldMatrix& qkv, const He
     layer->gate_up = gate_up;
     layer->down = down;
     layer->owners = {qkv.owner, out.owner, gate_up.owner, down.owner};
+    if (router) {
+        layer->router = *router;
+        layer->owners.push_back(router->owner);
+    }
     layer->check();
     return layer.release();
 }
@@ -241,7 +248,7 @@ void bind_kernels(nb::module_& m) {
     m.def("layer", &make_layer, "constants"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a,
           exact("attn_norm").none(), exact("mlp_norm").none(), exact("attn_post_norm").none(),
           exact("mlp_post_norm").none(), exact("qkv_bias").none(), exact("out_bias").none(),
-          exact("q_norm").none(), exact("k_norm").none());
+          exact("q_norm").none(), exact("k_norm").none(), "router"_a.none());
     m.def("pool", &make_pool, exact("keys"), exact("values"), "layers"_a, "blocks"_a, "kv_heads"_a,
           "dim"_a, "kind"_a);
     m.def("batch", &make_batch, exact("positions"), exact("row_starts"), exact("block_tables"));

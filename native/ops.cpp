@@ -9,15 +9,6 @@
 #include "pack.h"
 
 namespace wager {
-namespace {
-
-// What a layer may lack.
-const float* optional(const std::vector<float>& values) {
-    return values.empty() ? nullptr : values.data();
-}
-
-}  // namespace
-
 void Layer::check() const {
     require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
             "heads must be a positive multiple of kv_heads");
@@ -36,10 +27,18 @@ void Layer::check() const {
     require(window >= 0 && rope >= -1, "window and rope must not be negative");
     require(qkv.n == qkv_columns() && qkv.k == hidden, "qkv has the wrong shape");
     require(out.n == hidden && out.k == heads * dim, "out has the wrong shape");
-    require(gate_up.n == 2 * intermediate && gate_up.k == hidden, "gate_up has the wrong shape");
+    const int64_t count = experts ? experts : 1;
+    require(gate_up.n == count * 2 * intermediate && gate_up.k == hidden,
+            "gate_up has the wrong shape");
     require(gate_up.kind == down.kind, "gate_up and down must be of one kind");
     require(intermediate % LANES == 0, "intermediate_size must be a multiple of 16");
-    require(down.n == hidden && down.k == intermediate, "down has the wrong shape");
+    require(down.n == count * hidden && down.k == intermediate, "down has the wrong shape");
+    if (!experts) return;
+    require(router.n == experts && router.k == hidden && router.kind == WeightKind::f32,
+            "router has the wrong shape or kind");
+    require(experts_used >= 1 && experts_used <= experts, "experts_used is out of range");
+    require(hidden % LANES == 0, "experts need a hidden_size that is a multiple of 16");
+    require(mlp_post_norm.empty(), "experts with a norm at their output are not supported");
 }
 
 Batch::Batch(const int32_t* pos, int64_t rows, const int32_t* begin, int64_t requests,
@@ -76,30 +75,6 @@ Tiles Ops::tiles(Buffer& buffer, const Matrix& matrix, int64_t rows) {
     const auto* data = reinterpret_cast<uint32_t*>(buffer.floats(words * rows));
     return {data, rows, words, (rows + of.max_rows - 1) / of.max_rows};
 }
-
-// Rows into tiles: their RMS norm, or, without a weight, as they are.
-struct Ops::Normed {
-    const float* x;
-    const int32_t* rows;      // which rows; null: all
-    const float* weight;
-    float eps;
-    TileJobs out;
-
-    int64_t jobs() const { return out.jobs(); }
-    void run(int64_t job) const {
-        const int64_t k = out.matrix.k;
-        out.run(job, [&](int64_t i, int64_t first, int64_t n, float* to) {
-            const float* from = x + (rows ? rows[i] : i) * k;
-            if (!weight) {
-                std::memcpy(to, from + first, size_t(n) * 4);
-                return;
-            }
-            // The scale is worked out again for each part: cheaper than to wait for it.
-            const float scale = out.kernels.rms_scale(from, eps, k);
-            out.kernels.apply_norm(from + first, scale, weight + first, to, n);
-        });
-    }
-};
 
 void Ops::embed(const Matrix& table, const int32_t* tokens, int64_t rows, float scale,
                 float* out) {
@@ -269,6 +244,7 @@ void Ops::attn_out(const Layer& layer, const float* attended, float* x, int64_t 
 }
 
 void Ops::mlp(const Layer& layer, float* x, int64_t rows) {
+    if (layer.experts) return mixture(layer, x, rows);
     struct Context { Normed in; Added added; Product gate_up, down; };
     const std::lock_guard lock(mutex_);
     const Tiles x_tiles = tiles(words_, layer.gate_up, rows);

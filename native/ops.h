@@ -30,10 +30,13 @@ struct Layer {
     int64_t window;      // positions that a row sees; 0: all
     int64_t rope;        // which of the rotary tables; -1: none
     bool gelu;
+    int64_t experts, experts_used;      // 0: there is one MLP
+    bool normalised;                    // the weights of a row's experts add up to 1
     // Empty: there is none. q_norm and k_norm are as wide as a head, or as all of them.
     std::vector<float> attn_norm, mlp_norm, attn_post_norm, mlp_post_norm;
     std::vector<float> qkv_bias, out_bias, q_norm, k_norm;
-    Matrix qkv, out, gate_up, down;
+    // Of experts, gate_up and down hold one after the other.
+    Matrix qkv, out, gate_up, down, router{};
     int64_t qkv_columns() const { return (heads + 2 * kv_heads) * dim; }
     void check() const;
 };
@@ -126,14 +129,16 @@ private:
     struct AttnIn;
     struct Attention;
     struct Added;
+    struct Mixture;
 
+    void mixture(const Layer& layer, float* x, int64_t rows);
     Tiles tiles(Buffer& buffer, const Matrix& matrix, int64_t rows);
 
     const Kernels* kernels_;
     ThreadPool pool_;
     // Scratch memory and the pool serve one block at a time.
     std::recursive_mutex mutex_;
-    Buffer words_, middle_, wide_, partial_, queries_, attended_;
+    Buffer words_, middle_, wide_, partial_, queries_, attended_, scores_;
 };
 
 }  // namespace wager

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "ops.h"
 
@@ -43,6 +44,35 @@ struct TileJobs {
         for (int64_t row = 0; row < rows; ++row) fill(start + row, first, n, scratch + row * part);
         uint32_t* out = const_cast<uint32_t*>(tiles.data) + start * tiles.words;
         of.pack(scratch, part, rows, n, out + of.words(first) * rows);
+    }
+};
+
+// What a layer may lack.
+inline const float* optional(const std::vector<float>& values) {
+    return values.empty() ? nullptr : values.data();
+}
+
+// Rows into tiles: their RMS norm, or, without a weight, as they are.
+struct Ops::Normed {
+    const float* x;
+    const int32_t* rows;      // which rows; null: all
+    const float* weight;
+    float eps;
+    TileJobs out;
+
+    int64_t jobs() const { return out.jobs(); }
+    void run(int64_t job) const {
+        const int64_t k = out.matrix.k;
+        out.run(job, [&](int64_t i, int64_t first, int64_t n, float* to) {
+            const float* from = x + (rows ? rows[i] : i) * k;
+            if (!weight) {
+                std::memcpy(to, from + first, size_t(n) * 4);
+                return;
+            }
+            // The scale is worked out again for each part: cheaper than to wait for it.
+            const float scale = out.kernels.rms_scale(from, eps, k);
+            out.kernels.apply_norm(from + first, scale, weight + first, to, n);
+        });
     }
 };
 

@@ -2,9 +2,10 @@
 
 Needs torch, transformers, gguf and accelerate, and not wager:
 
-    PYTHONPATH=. python scripts/make_reference.py SMOLLM2.gguf
+    PYTHONPATH=. python scripts/make_reference.py [SMOLLM2.gguf]
 
-The file is the one that `wager pull smollm2-135m` fetches. tests/parity/test_live.py uses the same
+The file is the one that `wager pull smollm2-135m` fetches; without it only the tiny models are
+computed, and what is stored of SmolLM2 stays. tests/parity/test_live.py uses the same
 functions, to compare with the transformers that is installed.
 """
 
@@ -23,13 +24,21 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def load(directory: Path, **options: Any) -> Any:
-    """The transformers model in float32, without end tokens, so that generation goes on."""
+    """The transformers model in float32, without end tokens, so that generation goes on.
+
+    Raises ValueError where the files do not hold the tensors that transformers looks for.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options).eval()
+    model, found = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True, **options
+    )
+    wrong = {what: names for what, names in found.items() if names}
+    if wrong:
+        raise ValueError(f"{directory}: {wrong}")
     model.generation_config.eos_token_id = None
-    return model
+    return model.eval()
 
 
 def logits(model: Any, ids: NDArray[Any]) -> NDArray[np.float32]:
@@ -107,13 +116,13 @@ def smollm2_reference(file: Path) -> Arrays:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("gguf", type=Path, help="the SmolLM2 file")
+    parser.add_argument("gguf", type=Path, nargs="?", help="the SmolLM2 file")
     file = parser.parse_args().gguf
     cases.DATA.mkdir(exist_ok=True)
-    for path, arrays in (
-        (cases.TINY_FILE, tiny_reference()),
-        (cases.SMOLLM2_FILE, smollm2_reference(file)),
-    ):
+    made = {cases.TINY_FILE: tiny_reference()}
+    if file is not None:
+        made[cases.SMOLLM2_FILE] = smollm2_reference(file)
+    for path, arrays in made.items():
         np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
         gaps = [float(a.min()) for name, a in arrays.items() if name.endswith(".gaps")]
         print(f"{path.name}: {path.stat().st_size} bytes, smallest top-2 gap {min(gaps):.2e}")

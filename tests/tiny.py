@@ -30,6 +30,13 @@ _PAIRS = (
     "Ġa+n Ġan+d e+d Ġ+m a+l Ġ+in a+r Ġt+o Ġo+f l+e Ġ+d Ġ+re s+t Ġ+1 i+c Ġ+h o+u"
 )
 MERGES = [(left, right) for left, right in (pair.split("+") for pair in _PAIRS.split())]
+ADDS_BOS = {
+    "type": "TemplateProcessing", "pair": [],
+    "single": [{"SpecialToken": {"id": "s", "type_id": 0}},
+               {"Sequence": {"id": "A", "type_id": 0}}],
+    "special_tokens": {"s": {"id": "s", "ids": [1], "tokens": [SPECIALS[1]]}},
+}  # fmt: skip
+"""The post-processor of a tokenizer.json that puts a start token before a text."""
 
 
 def byte_symbols() -> list[str]:

@@ -49,13 +49,26 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Several MLPs in place of one. Each row goes through the ``used`` of ``count`` that its router
+    scores highest, the lowest among equals; their outputs are weighed by the softmax over all
+    scores, divided by the sum of the chosen where ``normalised``.
+    """
+
+    count: int
+    used: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder: embedding, layers of attention and gated MLP, final norm, head.
 
     ``kinds`` has one entry per layer, or none where all are `LayerKind()`. ``attention_scale``
     multiplies q . k (None: 1 / sqrt(head_dim)). A cap c turns x into c * tanh(x / c) (0: none).
     ``embed_scale``, ``residual_scale`` and ``logit_scale`` multiply the embedding, what a block
-    adds to its input, and the logits (before their cap).
+    adds to its input, and the logits (before their cap). With ``experts``, ``intermediate_size`` is
+    that of one of them.
     """
 
     architecture: str
@@ -82,6 +95,7 @@ class ModelConfig:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    experts: Experts | None = None
 
     def kind(self, index: int) -> LayerKind:
         """What sets layer ``index`` apart."""

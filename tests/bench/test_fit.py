@@ -179,10 +179,11 @@ def test_types() -> None:
     assert weight_width("llamacpp", "auto", gguf) == (None, "Q4_1")
     assert weight_width("own", "auto", gguf) == (34 / 32, "int8")
     assert weight_width("own", "auto", model()) == (4.0, "f32")
+    assert weight_width("own", "auto", model(dtype="BF16")) == (2.0, "bf16")
     assert weight_width("vllm", "auto", model()) == (2.0, "bf16")
     assert weight_width("vllm", "auto", model(model_dtype="float16")) == (2.0, "f16")
     assert weight_width("vllm", "float32", model()) == (4.0, "f32")
-    for engine, asked in (("llamacpp", "f16"), ("own", "bf16"), ("vllm", "int8")):
+    for engine, asked in (("llamacpp", "f16"), ("own", "f16"), ("vllm", "int8")):
         with pytest.raises(ConfigError, match=r"^dtype: "):
             weight_width(engine, asked, model())
 

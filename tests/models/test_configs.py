@@ -32,7 +32,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_f
         ({"mlp_bias": True}, "mlp_bias is True; it must be False"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be 'silu'"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config"),
         ({"sliding_window": 4096}, "sliding_window"),
         (
             {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},

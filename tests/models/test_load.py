@@ -88,7 +88,7 @@ def test_narrow_types(tmp_path: Path, dtype: str) -> None:
     assert np.array_equal(hf.embed, gguf.embed)
     assert np.array_equal(hf.layers[0].qkv, gguf.layers[0].qkv)
     whole = load(write_tiny_hf(tmp_path / "f32"))
-    assert hf.weights == "f32"
+    assert hf.weights == gguf.weights == {"F16": "f32", "BF16": "bf16"}[dtype]
     assert np.abs(hf.embed - whole.embed).max() < 0.01 * np.abs(whole.embed).max()
 
 

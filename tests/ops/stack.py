@@ -92,12 +92,12 @@ def build(ops: OpSet, config: ModelConfig, kind: WeightKind, seed: int = 0) -> S
     rng = np.random.default_rng(seed)
     shapes = layer_shapes(config)
 
-    def matrix(n: int, k: int) -> Matrix:
-        return pack(ops, (rng.standard_normal((n, k)) * k**-0.5).astype(np.float32), kind)
+    def matrix(n: int, k: int, stored: WeightKind = kind) -> Matrix:
+        return pack(ops, (rng.standard_normal((n, k)) * k**-0.5).astype(np.float32), stored)
 
     def part(name: str, rows: int) -> Any:
         if len(shapes[name]) == 2:
-            return matrix(rows, shapes[name][1])
+            return matrix(rows, shapes[name][1], "f32" if name == "router" else kind)
         low, high = (-0.5, 0.5) if name.endswith("bias") else (0.5, 1.5)
         return rng.uniform(low, high, rows).astype(np.float32)
 

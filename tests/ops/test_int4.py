@@ -11,7 +11,8 @@ from tests.contract.test_ops import same_bits
 from tests.ops.sets import make, usable_sets
 from tests.ops.stack import pack
 from wager.ops.base import F32, OpSet
-from wager.ops.reference import ReferenceOps, affine
+from wager.ops.reference import ReferenceOps
+from wager.ops.reference_matrix import affine
 
 Q4_1 = GGMLQuantizationType.Q4_1
 Q4_0 = GGMLQuantizationType.Q4_0

@@ -15,7 +15,8 @@ from tests.ops.sets import NATIVE, make, usable_sets
 from tests.ops.stack import build, config_of, pack, play
 from wager.errors import ConfigError, UnsupportedModel
 from wager.ops.base import F32, RaggedBatch
-from wager.ops.reference import ReferenceOps, quantise
+from wager.ops.reference import ReferenceOps
+from wager.ops.reference_matrix import quantise
 from wager.types import KvKind, WeightKind
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the extension was not built")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.parity import tiny_cases
 from tests.tiny import write_tiny_hf
 
 DATA = Path(__file__).parent.parent / "data"
@@ -22,32 +22,7 @@ SMOLLM2_FILE = DATA / "reference_smollm2.npz"
 TOLERANCE = 1e-3
 """Largest absolute difference of a logit, float32 against float32."""
 
-# One model per trait that a loader or a kernel can get wrong, and that only another
-# implementation's result can show.
-TINY: dict[str, dict[str, Any]] = {
-    "tied_head": {"heads": 4, "kv_heads": 4, "tied": True},
-    "untied_head": {"heads": 4, "kv_heads": 4, "tied": False},
-    "three_heads_per_kv": {"hidden": 96, "heads": 6, "kv_heads": 2, "intermediate": 160},
-    "four_heads_per_kv": {"hidden": 128, "heads": 8, "kv_heads": 2, "intermediate": 96},
-    "one_kv_head": {"hidden": 64, "heads": 4, "kv_heads": 1, "layers": 3},
-    "wide_heads": {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 32, "tied": False},
-    "narrow_heads": {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 16},
-    "rope_theta": {"config": {"rope_theta": 500000.0}},
-    "rope_llama3": {
-        "config": {
-            "rope_theta": 10000.0,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-        }
-    },
-    "large_epsilon": {"config": {"rms_norm_eps": 0.1}},
-    "bfloat16_file": {"dtype": "BF16", "shards": 2},
-}
+TINY = tiny_cases.LLAMA | tiny_cases.FAMILIES
 TINY_TOKENS = 150
 TINY_POSITIONS = (0, 1, 15, 16, 63, 149)
 TINY_GREEDY = 48

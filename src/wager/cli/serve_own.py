@@ -38,8 +38,8 @@ OWN: Final = (*_SETTINGS, *_BATCH, *_SIMPLE, *_READ)
 
 Weights = Annotated[
     str | None,
-    typer.Option("--weights", help="auto, f32, int8 or int4. Default: auto.", show_default=False,
-                 rich_help_panel=ENGINE),
+    typer.Option("--weights", help="auto, f32, bf16, int8 or int4. Default: auto.",
+                 show_default=False, rich_help_panel=ENGINE),
 ]  # fmt: skip
 Kv = Annotated[
     str | None,

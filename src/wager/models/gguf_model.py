@@ -19,6 +19,7 @@ from wager.models.checkpoint import (
     Checkpoint,
     StoredTensor,
     read_block,
+    weights_of,
     widen,
 )
 from wager.models.gguf_config import ROPE_TENSORS, read_config
@@ -79,7 +80,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
         path=file.path,
         config=config,
         tensors=_tensors(file, config, family.fused, family.neighbours),
-        quantised=any(BLOCKS[info.type][0] > 1 for info in matrices),
+        weights=weights_of(info.type for info in matrices if len(info.shape) > 1),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         tokenizer=lambda: gguf_tokenizer.from_gguf(file),
         generation=lambda tokenizer: generation.of_gguf(file.path, file.metadata, tokenizer),

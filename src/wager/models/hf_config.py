@@ -26,8 +26,6 @@ def read_config(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Family]:
         if value is not None and value not in allowed:
             may = " or ".join(repr(item) for item in allowed) or "left out"
             raise UnsupportedModel(f"{path}: {key} is {quoted(value)}; it must be {may}")
-    if raw.get("quantization_config") is not None:
-        raise UnsupportedModel(f"{path}: quantization_config: it must be left out")
     fields = Fields(path, {**family.defaults, **raw})
     heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
     config = ModelConfig(

@@ -19,10 +19,12 @@ from wager.models.checkpoint import (
     Checkpoint,
     StoredTensor,
     read_block,
+    weights_of,
     widen,
 )
 from wager.models.hf_config import read_config
-from wager.models.safetensors_file import TensorInfo, read_directory, read_json
+from wager.models.prequantised import INTEGERS, read_scheme, unpacked
+from wager.models.safetensors_file import READABLE, TensorInfo, read_directory, read_json
 from wager.models.tensors import (
     GATE_UP,
     QKV,
@@ -72,8 +74,12 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         raise ModelError(f"{path}: has no config.json, so it is no model directory; {WHAT_WORKS}")
     raw = read_json(path / "config.json", MAX_CONFIG)
     config, family = read_config(path / "config.json", raw)
-    infos, digest = read_directory(path)
-    stored = {key: _stored(key, info) for key, info in infos.items() if not _DERIVED.fullmatch(key)}
+    scheme = read_scheme(path / "config.json", raw)
+    infos, digest = read_directory(path, (*READABLE, *INTEGERS) if scheme else READABLE)
+    rounded, infos = unpacked(scheme, infos) if scheme else ({}, infos)
+    stored = rounded | {
+        key: _stored(key, info) for key, info in infos.items() if not _DERIVED.fullmatch(key)
+    }
     _drop_tied_head(path, config, stored)
     hint = "" if config.tied_head else " (tie_word_embeddings is false)"
     tensors = collect(path, config, stored, _places(config, family.fused), hint)
@@ -85,7 +91,9 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         path=path,
         config=config,
         tensors=_as_computed(tensors, config, family.norm_offset),
-        quantised=False,
+        weights="int8"
+        if rounded
+        else weights_of(info.dtype for info in infos.values() if len(info.shape) > 1),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         tokenizer=lambda: hf_tokenizer.from_directory(path),
         generation=lambda tokenizer: generation.of_directory(path, raw, sampling, tokenizer),

@@ -17,7 +17,16 @@ from wager.models.packed import PackedWeights, load_packed
 from wager.models.paths import models_dir
 from wager.models.rope import rope_table
 from wager.models.tokenizer import Tokenizer
-from wager.ops.base import F32, GROUP, MATRICES, Layer, LayerWeights, Matrix, OpSet
+from wager.ops.base import (
+    F32,
+    GROUP,
+    MATRICES,
+    Layer,
+    LayerWeights,
+    Matrix,
+    OpSet,
+    in_groups,
+)
 from wager.shape import ModelConfig
 from wager.types import WeightKind
 
@@ -92,9 +101,9 @@ def load_model(
 ) -> Model:
     """Load a model over an op set.
 
-    ``weights`` auto is int8 for files of 8 bits and fewer, f32 otherwise. ``max_context`` shortens
-    the context (tokens), never lengthens it. Raises ModelError (CorruptFile, UnsupportedModel) and
-    ConfigError.
+    ``weights`` auto is int8 for files of 8 bits and fewer, bf16 for files in bf16, f32 otherwise.
+    ``max_context`` shortens the context (tokens), never lengthens it. Raises ModelError
+    (CorruptFile, UnsupportedModel) and ConfigError.
     """
     checkpoint = open_checkpoint(name_or_path)
     config = _with_context(checkpoint, max_context)
@@ -129,7 +138,11 @@ def load_model(
 
 
 def _layer(packed: PackedWeights, ops: OpSet, config: ModelConfig, index: int) -> Layer:
-    matrices = {name: packed.matrix(f"{index}.{name}", ops) for name in MATRICES}
+    matrices = {
+        name: packed.matrix(f"{index}.{name}", ops)
+        for name in MATRICES
+        if packed.has(f"{index}.{name}")
+    }
     vectors = {
         field.name: packed.vector(f"{index}.{field.name}")
         for field in fields(LayerWeights)
@@ -160,11 +173,12 @@ def _weight_kind(checkpoint: Checkpoint, weights: WeightKind | Literal["auto"]) 
     widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
     uneven = next((width for width in widths if width % GROUP), None)
     if weights == "auto":
-        return "int8" if checkpoint.quantised and uneven is None else "f32"
-    if weights != "f32" and uneven is not None:
+        stored = checkpoint.weights
+        return "f32" if in_groups(stored) and uneven is not None else stored
+    if in_groups(weights) and uneven is not None:
         raise ConfigError(
             f"weights: {weights} needs widths that are multiples of {GROUP}, and "
-            f"{checkpoint.path} has {uneven}; use f32"
+            f"{checkpoint.path} has {uneven}; use f32 or bf16"
         )
     return weights
 

@@ -140,25 +140,35 @@ def plan(config: ModelConfig, ops: OpSet, kind: WeightKind) -> dict[str, Piece]:
     for i in range(config.num_layers):
         for name, parts in joined(shapes).items():
             rows = sum(shapes[part][0] for part in parts)
-            add(f"{i}.{name}", (rows, *shapes[parts[0]][1:]), *(f"{i}.{part}" for part in parts))
+            # What chooses an expert is not rounded.
+            stored = "f32" if name == "router" else kind
+            add(
+                f"{i}.{name}", (rows, *shapes[parts[0]][1:]), *(f"{i}.{part}" for part in parts),
+                stored=stored,
+            )  # fmt: skip
     add("norm", (config.hidden_size,), "norm")
     if not config.tied_head:
         add("head", (config.vocab_size, config.hidden_size), "head", stored=tables)
     return pieces
 
 
-_JOINED: Final = {
-    "qkv": ("q", "k", "v"),
-    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
-    "gate_up": ("gate", "up"),
+_PIECES: Final = {
+    **dict.fromkeys(("q", "k", "v"), "qkv"),
+    **dict.fromkeys(("q_bias", "k_bias", "v_bias"), "qkv_bias"),
+    **dict.fromkeys(("gate", "up"), "gate_up"),
 }
 
 
-def joined(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The pieces of a layer, in the order of its tensors, and the tensors that make each."""
-    piece_of = {part: piece for piece, parts in _JOINED.items() for part in parts}
-    pieces = dict.fromkeys(piece_of.get(name, name) for name in names)
-    return {piece: _JOINED.get(piece, (piece,)) for piece in pieces}
+def joined(names: Iterable[str]) -> dict[str, list[str]]:
+    """The pieces of a layer, and the tensors that make each, one below the other.
+
+    Those of experts stand in the order of their numbers.
+    """
+    pieces: dict[str, list[str]] = {}
+    for name in names:
+        part = name.partition(".")[0]
+        pieces.setdefault(_PIECES.get(part, part), []).append(name)
+    return pieces
 
 
 def packing_id(ops: OpSet, kind: WeightKind) -> str:

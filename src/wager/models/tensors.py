@@ -39,7 +39,10 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer: those of `LayerWeights`, with q, k, v, gate and up apart."""
+    """The tensors of one layer: those of `LayerWeights`, with q, k, v, gate and up apart.
+
+    Those of experts are ``gate.NUMBER`` and so on.
+    """
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     rows = dict(zip(QKV, (config.num_heads * dim, *[config.num_kv_heads * dim] * 2), strict=True))
     shapes: dict[str, tuple[int, ...]] = {}
@@ -56,7 +59,13 @@ def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes["out"] = (hidden, rows["q"])
     if config.out_bias:
         shapes["out_bias"] = (hidden,)
-    return shapes | {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    if config.experts is None:
+        return shapes | mlp
+    shapes["router"] = (config.experts.count, hidden)
+    for number in range(config.experts.count):
+        shapes |= {f"{part}.{number}": shape for part, shape in mlp.items()}
+    return shapes
 
 
 @dataclass(frozen=True, slots=True)

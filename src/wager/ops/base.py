@@ -43,9 +43,11 @@ class LayerWeights:
 
     ``qkv`` is [(heads + 2 * kv_heads) * D, H], rows in the order q, k, v, and so is its bias;
     ``gate_up`` is [2 * intermediate, H], gate rows first; ``out`` [H, heads * D]; ``down``
-    [H, intermediate]. q and k rows are in an order in which i and i + D/2 are a rotary pair.
-    ``attn_norm`` and ``mlp_norm`` [H] stand at the input of a block, ``attn_post_norm`` and
-    ``mlp_post_norm`` [H] at its output; ``q_norm`` and ``k_norm`` are [D], or as wide as all heads.
+    [H, intermediate]. With experts, ``gate_up`` and ``down`` hold those of one expert after the
+    other, and ``router`` is [experts, H], float32. q and k rows are in an order in which i and
+    i + D/2 are a rotary pair. ``attn_norm`` and ``mlp_norm`` [H] stand at the input of a block,
+    ``attn_post_norm`` and ``mlp_post_norm`` [H] at its output; ``q_norm`` and ``k_norm`` are [D],
+    or as wide as all heads.
     What the model does not have is None.
     """
 
@@ -53,6 +55,7 @@ class LayerWeights:
     out: Matrix
     gate_up: Matrix
     down: Matrix
+    router: Matrix | None = None
     attn_norm: F32 | None = None
     mlp_norm: F32 | None = None
     attn_post_norm: F32 | None = None
@@ -129,11 +132,11 @@ class OpSet(Protocol):
         """Pack rows [first_row, first_row + len(weight)) of an [n, k] matrix into ``out``.
 
         ``first_row`` is a multiple of PACK_ROWS; rows not packed yet are left alone. Raises
-        ModelError when a weight is not finite, or too large for half-precision scales.
+        ModelError when a weight is not finite, or too large for bf16 or half-precision scales.
 
-        int8 is symmetric: weight / scale from -127 to 127. int4 is (weight - minimum) / scale from
-        0 to 15; a group whose weights have that form already, as those of a 4-bit file, is kept
-        exactly.
+        bf16 is rounded to the nearest, ties to even. int8 is symmetric: weight / scale from -127 to
+        127. int4 is (weight - minimum) / scale from 0 to 15; a group whose weights have that form
+        already, as those of a 4-bit file, is kept exactly.
         """
         ...
 
@@ -181,7 +184,10 @@ class OpSet(Protocol):
         ...
 
     def mlp(self, layer: Layer, x: F32) -> None:
-        """x += residual_scale * norm(down(act(gate(norm(x))) * up(norm(x)))); in place."""
+        """x += residual_scale * norm(down(act(gate(norm(x))) * up(norm(x)))); in place.
+
+        With experts, the sum of those chosen for the row, each times its weight.
+        """
         ...
 
     def run_layers(
@@ -238,16 +244,22 @@ PACK_ROWS: Final = 48
 """Rows are packed in multiples of this (both op sets), so that loading can go piece by piece."""
 
 
+def in_groups(kind: WeightKind) -> bool:
+    """Whether weights of that kind are stored in groups of GROUP."""
+    return kind in ("int8", "int4")
+
+
 def check_groups(n: int, k: int, kind: WeightKind) -> None:
     """Raise ModelError where a matrix [n, k] is not made of whole groups and has to be."""
-    if kind != "f32" and k % GROUP:
+    if in_groups(kind) and k % GROUP:
         raise ModelError(
             f"{kind} weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
-            f"a multiple of {GROUP}; use --weights f32"
+            f"a multiple of {GROUP}; use --weights f32 or bf16"
         )
 
 
-MATRICES: Final = ("qkv", "out", "gate_up", "down")
+MATRICES: Final = ("qkv", "out", "gate_up", "down", "router")
+"""The parts of `LayerWeights` that are packed."""
 _NORMS: Final = {
     "before": ("attn_norm", "mlp_norm"),
     "after": ("attn_post_norm", "mlp_post_norm"),
@@ -264,13 +276,16 @@ def check_layer(
     """
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     width, kv_width = config.num_heads * dim, config.num_kv_heads * dim
+    count = config.experts.count if config.experts else 1
     expected: dict[str, tuple[int, ...]] = {
         "qkv": (width + 2 * kv_width, hidden),
         "out": (hidden, width),
-        "gate_up": (2 * inner, hidden),
-        "down": (hidden, inner),
+        "gate_up": (count * 2 * inner, hidden),
+        "down": (count * hidden, inner),
         **dict.fromkeys(_NORMS[config.norms], (hidden,)),
     }
+    if config.experts:
+        expected["router"] = (count, hidden)
     if config.qkv_bias:
         expected["qkv_bias"] = (width + 2 * kv_width,)
     if config.out_bias:
@@ -283,7 +298,7 @@ def check_layer(
         )
     for name in (part.name for part in fields(weights)):
         part = getattr(weights, name)
-        found = shapes.get(name) or (None if part is None else part.shape)
+        found = None if part is None else shapes.get(name) or part.shape
         if found != expected.get(name):
             raise ValueError(f"layer: {name} is {found}, the config asks for {expected.get(name)}")
 

@@ -58,7 +58,7 @@ class NativeOps:
         self._ops: Any = _native.ops(self.instruction_set, threads)
 
     def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
-        """Whole panels of 16 columns; int8 holds 8.5 bits per weight, int4 holds 5."""
+        """Whole panels of 16 columns; per weight int8 holds 8.5 bits, int4 holds 5."""
         check_groups(n, k, kind)
         return int(_native.packed_bytes(n, k, kind))
 
@@ -84,7 +84,8 @@ class NativeOps:
                 f"{MAX_HEAD_DIM}; use the reference op set"
             )
         parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
-        check_layer(config, weights, {name: (parts[name].n, parts[name].k) for name in MATRICES})
+        matrices = {name: part for name in MATRICES if (part := parts[name]) is not None}
+        check_layer(config, weights, {name: (part.n, part.k) for name, part in matrices.items()})
         constants = {
             "heads": config.num_heads,
             "kv_heads": config.num_kv_heads,
@@ -96,6 +97,9 @@ class NativeOps:
             "window": kind.window,
             "rope": -1 if kind.rope is None else kind.rope,
             "gelu": config.activation == "gelu_tanh",
+            "experts": config.experts.count if config.experts else 0,
+            "experts_used": config.experts.used if config.experts else 0,
+            "normalised": config.experts is not None and config.experts.normalised,
         }
         return _native.layer(constants, **parts)
 

@@ -1,9 +1,7 @@
 """The op set in numpy, row by row: slow, simple, the other side of the native op set's contract.
 
 Every block loops over rows and computes each one alone, so a row's result cannot depend on the
-others. Weights keep their row-major order: "packed" bytes are the float32 rows, or the
-half-precision scales [n, K / GROUP], for int4 the minima, and then the quantised rows: a byte per
-weight, or for int4 per two weights.
+others.
 """
 
 from __future__ import annotations
@@ -16,63 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.errors import ModelError
 from wager.ops.base import (
     BLOCK,
     F32,
-    GROUP,
     I32,
     MATRICES,
-    PACK_ROWS,
     Bytes,
     KvPool,
     Layer,
     LayerWeights,
     RaggedBatch,
     SelectParams,
-    check_groups,
     check_layer,
 )
+from wager.ops.reference_matrix import Matrix, pack_into, packed_bytes, unpacked
 from wager.ops.sampling import gumbel_noise, survivors
-from wager.shape import Activation, LayerKind, ModelConfig
+from wager.shape import Activation, Experts, LayerKind, ModelConfig
 from wager.types import KvKind, WeightKind
-
-
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    """A weight [n, k]: ``scales`` is None for float32, else float32 [n, k / GROUP].
-
-    ``minima`` too, where the weights are unsigned: weight * scale + minimum.
-    """
-
-    weight: NDArray[Any]
-    scales: F32 | None = None
-    minima: F32 | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        n, k = self.weight.shape
-        return n, k
-
-    def times(self, x: F32) -> F32:
-        """The product with one row of activations, [k] -> [n]."""
-        if self.scales is None:
-            return self.weight @ x
-        quantised, scales = quantise(x)
-        n, k = self.weight.shape
-        groups = self.weight.reshape(n, k // GROUP, GROUP).astype(np.int32)
-        values = quantised.reshape(-1, GROUP).astype(np.int32)
-        dots = np.einsum("ngi,gi->ng", groups, values)
-        products = dots.astype(np.float32) * (self.scales * scales)
-        if self.minima is not None:
-            products += self.minima * (values.sum(axis=1).astype(np.float32) * scales)
-        return products.sum(axis=1, dtype=np.float32)
-
-    def row(self, i: int) -> F32:
-        if self.scales is None:
-            return self.weight[i]
-        row = self.weight[i].astype(np.float32) * np.repeat(self.scales[i], GROUP)
-        return row if self.minima is None else np.repeat(self.minima[i], GROUP) + row
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,48 +48,20 @@ class ReferenceOps:
     threads = 1
 
     def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
-        if kind == "f32":
-            return n * k * 4
-        check_groups(n, k, kind)
-        groups = n * (k // GROUP)
-        return groups * (2 + GROUP) if kind == "int8" else groups * (4 + GROUP // 2)
+        return packed_bytes(n, k, kind)
 
     def pack_into(self, out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind) -> None:
-        rows, k = weight.shape
-        if first_row % PACK_ROWS or not 0 <= first_row <= n - rows:
-            raise ValueError(
-                "pack_into: rows outside the matrix, or not on a multiple of PACK_ROWS"
-            )
-        if out.shape != (self.packed_bytes(n, k, kind),):
-            raise ValueError("pack_into: out has the wrong size")
-        if not np.isfinite(weight).all():
-            raise ModelError(f"a weight is not finite (matrix of shape [{n}, {k}])")
-        last = first_row + rows
-        if kind == "f32":
-            out.view(np.float32).reshape(n, k)[first_row:last] = weight
-            return
-        # What does not fit half precision becomes infinite, and is refused.
-        with np.errstate(over="ignore", invalid="ignore"):
-            halves, quantised = (_int8 if kind == "int8" else _int4)(weight.reshape(-1, GROUP))
-        if not np.isfinite(halves).all():
-            raise ModelError(f"a weight is too large for {kind} (matrix of shape [{n}, {k}])")
-        all_halves, all_rows = _parts(out, n, k, kind)
-        all_halves[:, first_row:last] = halves.reshape(-1, rows, k // GROUP)
-        all_rows[first_row:last] = quantised.reshape(rows, -1)
+        pack_into(out, weight, first_row, n, kind)
 
-    def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> _Matrix:
-        if data.shape != (self.packed_bytes(n, k, kind),):
-            raise ValueError("packed matrix: the number of bytes does not fit its shape")
-        if kind == "f32":
-            return _Matrix(data.view(np.float32).reshape(n, k))
-        halves, rows = _parts(data, n, k, kind)
-        if kind == "int8":
-            return _Matrix(rows.view(np.int8), halves[0].astype(np.float32))
-        levels = np.stack([rows & 15, rows >> 4], axis=2).reshape(n, k)
-        return _Matrix(levels, halves[0].astype(np.float32), halves[1].astype(np.float32))
+    def matrix(self, data: Bytes, n: int, k: int, kind: WeightKind) -> Matrix:
+        return unpacked(data, n, k, kind)
 
     def layer(self, config: ModelConfig, weights: LayerWeights, kind: LayerKind) -> _Layer:
-        check_layer(config, weights, {name: getattr(weights, name).shape for name in MATRICES})
+        check_layer(
+            config,
+            weights,
+            {n: part.shape for n in MATRICES if (part := getattr(weights, n)) is not None},
+        )
         return _Layer(config, weights, kind)
 
     def kv_pool(self, config: ModelConfig, blocks: int, kind: KvKind) -> KvPool:
@@ -140,7 +70,7 @@ class ReferenceOps:
         keys, values = np.zeros(shape, dtype), np.zeros(shape, dtype)
         return KvPool(kind, blocks, keys, values, 2 * keys[0].nbytes)
 
-    def embed(self, table: _Matrix, tokens: I32, scale: float = 1.0) -> F32:
+    def embed(self, table: Matrix, tokens: I32, scale: float = 1.0) -> F32:
         _check_range("a token id", tokens, table.shape[0])
         out = np.empty((len(tokens), table.shape[1]), np.float32)
         for i, token in enumerate(tokens):
@@ -209,6 +139,9 @@ class ReferenceOps:
         weights, config = layer.weights, layer.config
         for i in range(len(x)):
             hidden = rms_norm(x[i], weights.mlp_norm, config.norm_eps)
+            if config.experts is not None:
+                x[i] += _mixture(layer, config.experts, hidden) * np.float32(config.residual_scale)
+                continue
             gate, up = np.split(weights.gate_up.times(hidden), 2)
             y = weights.down.times(activated(gate, config.activation) * up)
             x[i] += _added(y, weights.mlp_post_norm, config)
@@ -231,7 +164,7 @@ class ReferenceOps:
         self,
         norm: F32,
         eps: float,
-        head: _Matrix,
+        head: Matrix,
         x: F32,
         rows: I32,
         scale: float = 1.0,
@@ -285,6 +218,24 @@ def _added(y: F32, norm: F32 | None, config: ModelConfig) -> F32:
     return rms_norm(y, norm, config.norm_eps) * np.float32(config.residual_scale)
 
 
+def _mixture(layer: _Layer, experts: Experts, hidden: F32) -> F32:
+    """What the experts of one row make of it, summed in the order of their numbers."""
+    weights, config = layer.weights, layer.config
+    assert weights.router is not None
+    scores = weights.router.times(hidden).astype(np.float64)
+    chosen = np.sort(np.argsort(-scores, kind="stable")[: experts.used])
+    odds = np.exp(scores - scores.max())
+    shares = (odds / (odds[chosen] if experts.normalised else odds).sum()).astype(np.float32)
+    total = np.zeros_like(hidden)
+    for number in chosen:
+        gate_up, down = (
+            part.rows(number, experts.count) for part in (weights.gate_up, weights.down)
+        )
+        gate, up = np.split(gate_up.times(hidden), 2)
+        total += shares[number] * down.times(activated(gate, config.activation) * up)
+    return total
+
+
 def activated(x: F32, activation: Activation) -> F32:
     """x * sigmoid(x), or GELU with tanh: x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))."""
     inner = x
@@ -307,86 +258,6 @@ def rotate(vectors: F32, angles: F32 | None) -> F32:
     cosine, sine = angles[:half], angles[half:]
     a, b = vectors[:, :half], vectors[:, half:]
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
-
-
-def quantise(x: F32) -> tuple[NDArray[np.int8], F32]:
-    """One row of activations in groups of GROUP: int8 [k] within +-127, scales [k / GROUP]."""
-    groups = x.reshape(-1, GROUP)
-    largest = np.abs(groups).max(axis=1)
-    scales = np.where(largest > 1e-30, largest / np.float32(127), np.float32(0))
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
-    quantised = np.rint(groups * inverse[:, None]).clip(-127, 127)
-    return quantised.astype(np.int8).reshape(-1), scales
-
-
-def _parts(
-    data: Bytes, n: int, k: int, kind: WeightKind
-) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Views of packed bytes: scales, for int4 minima too, [1 or 2, n, K / GROUP]; rows [n, ...]."""
-    count = 1 if kind == "int8" else 2
-    end = 2 * count * n * (k // GROUP)
-    return data[:end].view(np.float16).reshape(count, n, -1), data[end:].reshape(n, -1)
-
-
-def _int8(groups: F32) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Half-precision scales [1, G] and a byte per weight, of groups [G, GROUP]."""
-    stored = (np.abs(groups).max(axis=1) / np.float32(127)).astype(np.float16)
-    scales = stored.astype(np.float32)[:, None]
-    quantised = np.rint(np.divide(groups, scales, out=np.zeros_like(groups), where=scales > 0))
-    return stored[None], quantised.clip(-127, 127).astype(np.int8).view(np.uint8)
-
-
-def _int4(groups: F32) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Half-precision scales and minima [2, G] and a byte per two weights, of groups [G, GROUP]."""
-    scales, minima = affine(groups)
-    levels = _levels(groups, scales, minima).astype(np.uint8)
-    halves = np.stack([scales, minima]).astype(np.float16)
-    return halves, (levels[:, 0::2] | levels[:, 1::2] << 4).astype(np.uint8)
-
-
-def affine(groups: F32) -> tuple[F32, F32]:
-    """The scale and minimum, both half-precision numbers, of each group [G, GROUP].
-
-    From the smallest weight to the largest, unless some other scale and minimum give every weight
-    exactly: a group that comes from a 4-bit file may use a part of the levels, and may count them
-    downwards.
-    """
-    low, high = groups.min(axis=1), groups.max(axis=1)
-    minima = _halved(low)
-    # Where all are alike, one step up is what half precision leaves of them.
-    alike = low == high
-    scales = _halved((high - minima) / np.where(alike, np.float32(1), np.float32(15)))
-    kept = alike | _keeps(groups, scales, minima)
-    for span in range(15, 0, -1):
-        steps = (high - low) / np.float32(span)
-        tried = np.flatnonzero(~kept & (steps == _halved(steps)))
-        tried = tried[_keeps(groups[tried], steps[tried], low[tried])]
-        for below in range(16 - span):
-            for sign, edge in ((np.float32(1), low), (np.float32(-1), high)):
-                tried = tried[~kept[tried]]
-                step = sign * steps[tried]
-                minimum = _halved(edge[tried] - step * np.float32(below))
-                good = _keeps(groups[tried], step, minimum)
-                found = tried[good]
-                scales[found], minima[found], kept[found] = step[good], minimum[good], True
-    return scales, minima
-
-
-def _halved(x: F32) -> F32:
-    return x.astype(np.float16).astype(np.float32)
-
-
-def _levels(groups: F32, scales: F32, minima: F32) -> F32:
-    """Whole numbers from 0 to 15."""
-    scales, shifted = scales[:, None], groups - minima[:, None]
-    levels = np.divide(shifted, scales, out=np.zeros_like(groups), where=scales != 0)
-    return np.rint(levels).clip(0, 15)
-
-
-def _keeps(groups: F32, scales: F32, minima: F32) -> NDArray[np.bool_]:
-    """Which groups come out of their levels exactly."""
-    weights = minima[:, None] + scales[:, None] * _levels(groups, scales, minima)
-    return np.isfinite(scales) & np.isfinite(minima) & (weights == groups).all(axis=1)
 
 
 def _context(blocks: NDArray[Any], first: int, seen: int) -> F32:
