@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from wager.models.checkpoint import (
     read_block,
     widen,
 )
-from wager.models.hf_config import read_config
+from wager.models.hf_config import read_config, text_part
 from wager.models.safetensors_file import TensorInfo, read_directory, read_json
 from wager.models.tensors import (
     GATE_UP,
@@ -64,6 +64,9 @@ _PARTS: Final = {
 _FUSED_QKV, _FUSED_GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
 # Buffers that old checkpoints carry and that follow from the config.
 _DERIVED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# Where models of text and images keep the text model, and what they have beside it.
+_TEXT: Final = (("language_model.", ""), ("model.language_model.", "model."))
+_BESIDE_TEXT: Final = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 
 
 def open_directory(path: Path, name: str) -> Checkpoint:
@@ -73,7 +76,9 @@ def open_directory(path: Path, name: str) -> Checkpoint:
     raw = read_json(path / "config.json", MAX_CONFIG)
     config, family = read_config(path / "config.json", raw)
     infos, digest = read_directory(path)
-    stored = {key: _stored(key, info) for key, info in infos.items() if not _DERIVED.fullmatch(key)}
+    whole = text_part(path / "config.json", raw) is raw
+    named = infos if whole else _text_only(infos)
+    stored = {key: _stored(key, info) for key, info in named.items() if not _DERIVED.fullmatch(key)}
     _drop_tied_head(path, config, stored)
     hint = "" if config.tied_head else " (tie_word_embeddings is false)"
     tensors = collect(path, config, stored, _places(config, family.fused), hint)
@@ -90,6 +95,16 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         tokenizer=lambda: hf_tokenizer.from_directory(path),
         generation=lambda tokenizer: generation.of_directory(path, raw, sampling, tokenizer),
     )
+
+
+def _text_only(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors of the text model, as it names them itself; text needs no others."""
+    found = {}
+    for name, info in infos.items():
+        if not _BESIDE_TEXT.match(name):
+            outer, inner = next((pair for pair in _TEXT if name.startswith(pair[0])), ("", ""))
+            found[inner + name.removeprefix(outer)] = info
+    return found
 
 
 def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
