@@ -90,7 +90,12 @@ def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
         {"rope_scaling": None, "rope_theta": 500000.0},
         {"rope_scaling": {"rope_type": "default"}, "rope_theta": 500000.0},
         {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
-        {"architectures": ["MistralForCausalLM"], "rope_theta": 500000.0, "sliding_window": None},
+        {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "sliding_window": None,
+            "rope_theta": 500000.0,
+        },
         {"architectures": None, "rope_theta": 500000.0},
     ],
 )

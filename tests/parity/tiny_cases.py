@@ -45,6 +45,9 @@ LLAMA: dict[str, dict[str, Any]] = {
     "rope_yarn_mscale": _rope(**_YARN, mscale=1.0, mscale_all_dim=0.6, beta_slow=0.5),
     "rope_yarn_not_whole": _rope(**_YARN, truncate=False),
     "rope_yarn_of_whole_context": _rope(rope_type="yarn", factor=2.0),
+    "rope_yarn_context_outside": {
+        "config": {"rope_scaling": _YARN, "original_max_position_embeddings": 32}
+    },
     "rope_longrope": {
         "head_dim": 12,
         **_rope(**_LONGROPE, factor=8.0, original_max_position_embeddings=32),
@@ -93,7 +96,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
                                        "original_max_position_embeddings": 32},
                    "rope_scaling": None, "original_max_position_embeddings": 512},
     },
-    "gemma2": {"family": "gemma2", "sharpness": 8.0},
+    "gemma2": {"family": "gemma2", "sharpness": 8.0, "kv_heads": 4},
     "gemma2_without_caps": {
         "family": "gemma2", "sharpness": 8.0, "layers": 3, "tied": False, "head_dim": 32,
         "config": {"attn_logit_softcapping": None, "final_logit_softcapping": None},

@@ -89,10 +89,11 @@ def check_config(path: Path, config: ModelConfig) -> None:
         )
     if config.head_dim % 2:
         raise UnsupportedModel(f"{path}: head size {config.head_dim} is odd, so it has no rotary")
-    numbers = {"norm_eps": config.norm_eps, "attention_scale": config.score_scale}
+    scales = ("norm_eps", "score_scale", "embed_scale", "residual_scale", "logit_scale")
+    numbers = {field: getattr(config, field) for field in scales}
+    numbers |= {f: getattr(config, f) or 1.0 for f in ("attention_cap", "logit_cap")}
     for field, number in numbers.items():
-        if not 0.0 < number < 1e30:
-            raise CorruptFile(f"{path}: {field} is {number}; it must be a positive number")
+        _check_number(path, field, number)
     for rope in config.ropes:
         check_rope(path, rope, config.head_dim)
 
@@ -103,8 +104,7 @@ def check_rope(path: Path, rope: Rope, head_dim: int) -> None:
         raise CorruptFile(f"{path}: {rope.dims} of {head_dim} values of a head cannot be turned")
     pairs = (rope.dims or head_dim) // 2
     for field, number in (("rope_theta", rope.theta), ("the attention factor", rope.scale)):
-        if not 0.0 < number < 1e30:
-            raise CorruptFile(f"{path}: {field} is {number}; it must be a positive number")
+        _check_number(path, field, number)
     for factors in (rope.factors, rope.long_factors):
         if factors is None:
             continue
@@ -113,8 +113,14 @@ def check_rope(path: Path, rope: Rope, head_dim: int) -> None:
                 f"{path}: {len(factors)} rotary factors for a head of {2 * pairs}; there must be "
                 f"{pairs}"
             )
-        if not all(0.0 < factor < 1e30 for factor in factors):
-            raise CorruptFile(f"{path}: a rotary factor is not a positive number")
+        for factor in factors:
+            _check_number(path, "a rotary factor", factor)
+
+
+def _check_number(path: Path, field: str, number: float) -> None:
+    """Positive, and far from where its use in float32 would overflow."""
+    if not 1e-30 < number < 1e30:
+        raise CorruptFile(f"{path}: {field} is {number}, not a positive number below 1e30")
 
 
 def quoted(value: object, limit: int = 60) -> str:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wager.errors import CorruptFile, UnsupportedModel
 from wager.models import families
-from wager.models.checkpoint import WHAT_WORKS, check_config, check_rope, quoted
-from wager.models.facts.layers import layer_caches
+from wager.models.checkpoint import WHAT_WORKS, check_config, quoted
 from wager.models.families import Family
 from wager.models.fields import Fields
-from wager.models.rope import llama3_factors, longrope_scale, yarn_factors, yarn_scale
-from wager.shape import Experts, LayerKind, ModelConfig, Rope
-
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+from wager.models.hf_rope import read_ropes
+from wager.shape import Experts, LayerKind, ModelConfig
 
 
-def read_config(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Family]:
+def read_config(path: Path, raw: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
     """The shape of the model and its family. Raises CorruptFile or UnsupportedModel."""
+    raw = text_part(path, raw)
     family = _family(path, raw)
     for key, allowed in family.must_be.items():
         value = raw.get(key)
@@ -50,21 +49,54 @@ def read_config(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Family]:
     return config, family
 
 
-def _family(path: Path, raw: dict[str, Any]) -> Family:
-    stated: Any = raw.get("architectures")
-    kind = raw.get("model_type")
-    name: Any
-    if stated is None and isinstance(kind, str):
-        found, name = families.of_model_type(kind), kind
-    else:
-        name = stated[0] if isinstance(stated, list) and stated else stated
-        found = families.of_class(name) if isinstance(name, str) and name is not stated else None
-    if found is not None:
-        return found
-    why = families.RECURRENT_REASON if any(
-        isinstance(of, str) and families.recurrent(of) for of in (name, kind)
-    ) else WHAT_WORKS  # fmt: skip
-    raise UnsupportedModel(f"{path}: architecture {quoted(name)} is not supported; {why}")
+def text_part(path: Path, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text model within one of text and images; else ``raw`` itself."""
+    name, kind = _class(raw), raw.get("model_type")
+    for outer, outer_kind, inner_kind in families.TEXT_WITHIN:
+        if name == outer or (raw.get("architectures") is None and kind == outer_kind):
+            inner = {
+                "model_type": inner_kind,
+                **Fields(path, raw).table("text_config").raw,
+                "architectures": None,
+                # The head belongs to the whole.
+                "tie_word_embeddings": Fields(path, raw).flag("tie_word_embeddings", default=True),
+            }
+            if inner["model_type"] != inner_kind:
+                raise UnsupportedModel(
+                    f"{path}: text_config: model_type is {quoted(inner['model_type'])}; it must "
+                    f"be {inner_kind!r}"
+                )
+            return inner
+    return raw
+
+
+def _class(raw: Mapping[str, Any]) -> str | None:
+    """The first entry of ``architectures``."""
+    stated = raw.get("architectures")
+    name = stated[0] if isinstance(stated, list) and stated else None
+    return name if isinstance(name, str) else None
+
+
+def _family(path: Path, raw: Mapping[str, Any]) -> Family:
+    stated, kind = raw.get("architectures"), raw.get("model_type")
+    by_kind = families.of_model_type(kind) if isinstance(kind, str) else None
+    name: Any = kind
+    found = by_kind
+    if stated is not None:
+        name = _class(raw)
+        found = families.of_class(name) if name is not None else None
+        name = stated if name is None else name
+    if found is None:
+        why = families.RECURRENT_REASON if any(
+            isinstance(of, str) and families.recurrent(of) for of in (name, kind)
+        ) else WHAT_WORKS  # fmt: skip
+        raise UnsupportedModel(f"{path}: architecture {quoted(name)} is not supported; {why}")
+    if kind is not None and found is not by_kind:
+        raise UnsupportedModel(
+            f"{path}: architectures is {quoted(name)}, but model_type is {quoted(kind)}; it must "
+            f"be {found.model_type!r}"
+        )
+    return found
 
 
 def _inner(family: Family, fields: Fields) -> int:
@@ -102,9 +134,19 @@ def _constants(family: Family, fields: Fields) -> dict[str, Any]:
     return {
         "embed_scale": fields.need("hidden_size") ** 0.5,
         "attention_scale": before**-0.5,
-        "attention_cap": fields.number("attn_logit_softcapping", 0.0),
-        "logit_cap": fields.number("final_logit_softcapping", 0.0),
+        "attention_cap": _cap(fields, "attn_logit_softcapping"),
+        "logit_cap": _cap(fields, "final_logit_softcapping"),
     }
+
+
+def _cap(fields: Fields, key: str) -> float:
+    """A cap; 0 stands for none."""
+    if fields.get(key) is None:
+        return 0.0
+    cap = fields.number(key)
+    if cap <= 0:
+        raise CorruptFile(f"{fields.path}: {key} is {cap}; it must be positive, or null for no cap")
+    return cap
 
 
 def _biases(family: Family, fields: Fields) -> dict[str, Any]:
@@ -115,117 +157,75 @@ def _biases(family: Family, fields: Fields) -> dict[str, Any]:
 
 def _layers(family: Family, fields: Fields, config: ModelConfig) -> dict[str, Any]:
     """Windows and rotary tables of the layers."""
-    caches = layer_caches(fields, config.num_layers)
-    if any(cache.kind not in ("full", "window") for cache in caches):
-        raise UnsupportedModel(f"{fields.path}: layer_types: {families.RECURRENT_REASON}")
-    windows = [cache.window or 0 for cache in caches]
-    if family.model_type in ("llama", "mistral") and len(set(windows)) > 1:
-        raise UnsupportedModel(f"{fields.path}: layer_types: layers of two kinds are not supported")
+    window, local = _windows(family, fields, config.num_layers)
+    # A window that no text outgrows is none.
+    width = window if window < config.max_context else 0
+    tables: list[int | None] = [0] * config.num_layers
     if family.model_type == "gemma3_text":
-        local = tuple(LayerKind(window, 1 if window else 0) for window in windows)
-        return {"ropes": _two_ropes(fields, config), "kinds": local}
-    rope = _rope(fields, _scaling(fields), fields.number("rope_theta", 10000.0), config)
-    turned = _turned(family, fields, config.num_layers)
+        tables = [int(one) for one in local]
+    elif family.name == "smollm3":
+        tables = [0 if turned else None for turned in _turned(fields, config.num_layers)]
     kinds = tuple(
-        LayerKind(window, 0 if turns else None)
-        for window, turns in zip(windows, turned, strict=True)
+        LayerKind(width if one else 0, table) for one, table in zip(local, tables, strict=True)
     )
-    return {"ropes": (rope,), "kinds": () if set(kinds) == {LayerKind()} else kinds}
+    return {
+        "ropes": read_ropes(family, fields, config),
+        "kinds": () if set(kinds) == {LayerKind()} else kinds,
+    }
 
 
-def _turned(family: Family, fields: Fields, layers: int) -> list[int]:
-    """Which layers turn their queries and keys; ``no_rope_layers`` has a 1 for those that do."""
-    stated = fields.wholes("no_rope_layers", layers)
-    if stated is not None or family.name != "smollm3":
-        if stated is not None and family.name != "smollm3":
-            raise UnsupportedModel(f"{fields.path}: no_rope_layers must be left out")
-        return stated or [1] * layers
-    every = fields.need("no_rope_layer_interval")
-    return [int((index + 1) % every != 0) for index in range(layers)]
-
-
-def _scaling(fields: Fields) -> Fields:
-    """The object that says how positions are turned, whatever it is called."""
-    new = fields.table("rope_parameters")
-    return new if new.raw else fields.table("rope_scaling")
-
-
-def _two_ropes(fields: Fields, config: ModelConfig) -> tuple[Rope, Rope]:
-    """Gemma 3: the table of layers that see everything, and that of layers with a window."""
-    stated = fields.table("rope_parameters")
-    if "full_attention" in stated.raw or "sliding_attention" in stated.raw:
-        whole, local = stated.table("full_attention"), stated.table("sliding_attention")
-    else:
-        whole, local = _scaling(fields), Fields(fields.path, {})
-    return (
-        _rope(fields, whole, fields.number("rope_theta"), config),
-        _rope(fields, local, fields.number("rope_local_base_freq"), config),
-    )
-
-
-def _rope(fields: Fields, rules: Fields, theta: float, config: ModelConfig) -> Rope:
-    """One rotary table, from ``rope_parameters`` or from the older keys."""
-    theta = rules.number("rope_theta", theta)
-    part = rules.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    dims = int(config.head_dim * part)
-    rope = Rope(theta, dims=0 if dims == config.head_dim else dims)
-    if part <= 0.0:
-        raise CorruptFile(f"{fields.path}: partial_rotary_factor is {part}; it must be positive")
-    check_rope(Path(fields.path), rope, config.head_dim)
-    kind = rules.get("rope_type", "type") or "default"
-    if kind in ("su", "yarn") and config.architecture == "phi3":
-        kind = "longrope"  # what its older configs call it
-    if kind not in _ROPE_TYPES:
+def _windows(family: Family, fields: Fields, layers: int) -> tuple[int, list[bool]]:
+    """The window (0: none), and which layers have it."""
+    window, rule = fields.whole("sliding_window"), family.windows
+    if window == 0:
+        raise CorruptFile(f"{fields.path}: sliding_window is 0; a row sees at least itself")
+    if rule == "none" or (rule == "last" and not fields.flag("use_sliding_window")):
+        window = None
+    local = [window is not None] * layers
+    if rule == "last" and window is not None:
+        first = fields.whole("max_window_layers") or 0
+        local = [index >= first for index in range(layers)]
+    elif rule == "pattern":
+        every = fields.need("sliding_window_pattern")
+        local = [(index + 1) % every != 0 for index in range(layers)]
+    stated = _stated_windows(fields, layers)
+    if stated is not None and stated != local and not family.names_layers:
         raise UnsupportedModel(
-            f"{fields.path}: rope type {quoted(kind)} is not supported; what works: "
-            + ", ".join(_ROPE_TYPES)
+            f"{fields.path}: layer_types: {family.model_type} models do not read it, and it says "
+            "something else than their other keys; leave it out"
         )
-    if kind == "default":
-        return rope
-    original = rules.whole("original_max_position_embeddings") or fields.whole(
-        "original_max_position_embeddings"
-    )
-    if kind == "longrope":
-        return _longrope(fields, rules, rope, config.max_context, original or config.max_context)
-    factor = rules.number("factor")
-    if factor < 1.0:
-        raise CorruptFile(f"{fields.path}: the rope factor is {factor}; it must be at least 1")
-    if kind == "linear":
-        return replace(rope, factors=(factor,) * (dims // 2))
-    if not original:
-        raise CorruptFile(f"{fields.path}: original_max_position_embeddings is missing")
-    if kind == "yarn":
-        return _yarn(fields, rules, rope, dims, factor, original)
-    low, high = rules.number("low_freq_factor"), rules.number("high_freq_factor")
-    if not 0.0 < low < high:
-        raise CorruptFile(f"{fields.path}: the llama3 rope factors contradict each other")
-    return replace(rope, factors=llama3_factors(theta, dims, factor, low, high, original))
+    local = local if stated is None else stated
+    if any(local) and window is None:
+        raise CorruptFile(
+            f"{fields.path}: has layers with a window, but no sliding_window that is in use"
+        )
+    return window or 0, local
 
 
-def _yarn(
-    fields: Fields, rules: Fields, rope: Rope, dims: int, factor: float, original: int
-) -> Rope:
-    fast, slow = rules.number("beta_fast", 32.0), rules.number("beta_slow", 1.0)
-    if not 0.0 < slow < fast or rope.theta <= 1.0:
-        raise CorruptFile(f"{fields.path}: the yarn rope factors contradict each other")
-    factors = yarn_factors(
-        rope.theta, dims, factor, fast, slow, original, rules.flag("truncate", default=True)
-    )
-    weight, whole = rules.number("mscale", 0.0), rules.number("mscale_all_dim", 0.0)
-    scale = yarn_scale(factor)
-    if weight and whole:
-        scale = yarn_scale(factor, weight) / yarn_scale(factor, whole)
-    return replace(rope, factors=factors, scale=rules.number("attention_factor", scale))
+def _stated_windows(fields: Fields, layers: int) -> list[bool] | None:
+    """Which entries of ``layer_types`` are windows."""
+    names = fields.get("layer_types")
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != layers:
+        raise CorruptFile(
+            f"{fields.path}: layer_types is not a list of {layers} entries, one per layer"
+        )
+    for name in names:
+        if name not in ("full_attention", "sliding_attention"):
+            why = "what works: full_attention, sliding_attention"
+            if name in ("linear_attention", "mamba", "recurrent", "conv", "hybrid"):
+                why = families.RECURRENT_REASON
+            raise UnsupportedModel(f"{fields.path}: layer_types has {quoted(name)}; {why}")
+    return [name == "sliding_attention" for name in names]
 
 
-def _longrope(fields: Fields, rules: Fields, rope: Rope, context: int, original: int) -> Rope:
-    if original < 2:
-        raise CorruptFile(f"{fields.path}: original_max_position_embeddings is {original}")
-    scale = longrope_scale(rules.number("factor", context / original), original)
-    return replace(
-        rope,
-        factors=rules.numbers("short_factor"),
-        long_factors=rules.numbers("long_factor"),
-        original_context=original,
-        scale=rules.number("attention_factor", scale),
-    )
+def _turned(fields: Fields, layers: int) -> list[int]:
+    """Which layers turn their queries and keys; ``no_rope_layers`` has a 1 for those that do."""
+    if fields.get("no_rope_layers") is None:
+        every = fields.need("no_rope_layer_interval")
+        return [int((index + 1) % every != 0) for index in range(layers)]
+    stated = fields.wholes("no_rope_layers", layers)
+    if stated is None or max(stated) > 1:
+        raise CorruptFile(f"{fields.path}: no_rope_layers is not a list of 0 and 1, one per layer")
+    return stated

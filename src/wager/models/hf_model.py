@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from wager.models.checkpoint import (
     widen,
 )
 from wager.models.families import Family
-from wager.models.hf_config import read_config
+from wager.models.hf_config import read_config, text_part
 from wager.models.prequantised import INTEGERS, read_scheme, unpacked
 from wager.models.safetensors_file import READABLE, TensorInfo, read_directory, read_json
 from wager.models.tensors import (
@@ -67,6 +67,9 @@ _PARTS: Final = {
 _FUSED_QKV, _FUSED_GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
 # Buffers that old checkpoints carry and that follow from the config.
 _DERIVED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# Where models of text and images keep the text model, and what they have beside it.
+_TEXT: Final = (("language_model.", ""), ("model.language_model.", "model."))
+_BESIDE_TEXT: Final = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 
 
 def open_directory(path: Path, name: str) -> Checkpoint:
@@ -77,9 +80,11 @@ def open_directory(path: Path, name: str) -> Checkpoint:
     config, family = read_config(path / "config.json", raw)
     scheme = read_scheme(path / "config.json", raw)
     infos, digest = read_directory(path, (*READABLE, *INTEGERS) if scheme else READABLE)
-    rounded, infos = unpacked(scheme, infos) if scheme else ({}, infos)
+    whole = text_part(path / "config.json", raw) is raw
+    named = infos if whole else _text_only(infos)
+    rounded, named = unpacked(scheme, named) if scheme else ({}, named)
     stored = rounded | {
-        key: _stored(key, info) for key, info in infos.items() if not _DERIVED.fullmatch(key)
+        key: _stored(key, info) for key, info in named.items() if not _DERIVED.fullmatch(key)
     }
     _drop_tied_head(path, config, stored)
     hint = "" if config.tied_head else " (tie_word_embeddings is false)"
@@ -99,6 +104,16 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         tokenizer=lambda: hf_tokenizer.from_directory(path),
         generation=lambda tokenizer: generation.of_directory(path, raw, sampling, tokenizer),
     )
+
+
+def _text_only(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors of the text model, as it names them itself; text needs no others."""
+    found = {}
+    for name, info in infos.items():
+        if not _BESIDE_TEXT.match(name):
+            outer, inner = next((pair for pair in _TEXT if name.startswith(pair[0])), ("", ""))
+            found[inner + name.removeprefix(outer)] = info
+    return found
 
 
 def _places(config: ModelConfig, family: Family) -> Callable[[str], Place]:
