@@ -11,11 +11,11 @@ other sources or of another CPU are not kept. Peers that `scripts/peers.sh` did 
 from __future__ import annotations
 
 import argparse
-from functools import partial
 import os
 import signal
 import sys
 import time
+from functools import partial
 
 from benchmarks import (
     drafters,
