@@ -215,6 +215,24 @@ def test_characters_that_are_no_token(tmp_path: Path) -> None:
     assert tokenizer.encode("a xyz a") == [1, 4, 2, 0, 4]
 
 
+def test_runs_of_spaces_that_have_one_score(tmp_path: Path) -> None:
+    """As in Llama 2 and Mistral: the leftmost pair is joined first, so runs grow from the left."""
+    runs = ["\u2581" * count for count in (2, 4, 3, 8)]
+    tokens = ["<unk>", "a", "\u2581", "\u2581a", *runs]
+    tokenizer = vocabulary(
+        tmp_path / "m.gguf", tokens, types=[2, *[1] * 7], add_space_prefix=False,
+        scores=[0.0, -3.0, -4.0, -1.0, *[-1e9] * 4], bos_token_id=0, add_bos_token=False,
+    )  # fmt: skip
+    two, four, three, eight = 4, 5, 6, 7
+    assert tokenizer.encode(" " * 4) == [four]
+    assert tokenizer.encode(" " * 7) == [four, three]
+    # The last one belongs to what follows: a higher score.
+    assert tokenizer.encode(" " * 7 + "a") == [four, two, 3]
+    # Nothing is five or six, so a second run grows until it makes eight of the first.
+    assert tokenizer.encode(" " * 6) == [four, two]
+    assert tokenizer.encode(" " * 8) == [eight]
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [

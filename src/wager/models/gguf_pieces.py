@@ -9,7 +9,7 @@ that are no piece become byte tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -86,9 +86,12 @@ def merges_by_score(
         known = [(left, right) for left, right in pairs if left in plain and right in plain]
         if known:
             made[text] = known
-    order = sorted(made, key=lambda text: -plain[text])
-    _refuse_ties(file, order, plain)
-    return [pair for text in order for pair in made[text]]
+    _refuse_ties(file, made, plain)
+    # Runs of spaces all have one score. The leftmost pair goes first, so that a run grows from its
+    # left end: the longer its left part, the earlier.
+    ranked = [(plain[text], pair) for text, known in made.items() for pair in known]
+    ranked.sort(key=lambda item: (-item[0], -len(item[1][0]), -len(item[1][1])))
+    return [pair for _, pair in ranked]
 
 
 def _scores(file: GgufFile, count: int) -> list[float]:
@@ -101,9 +104,11 @@ def _scores(file: GgufFile, count: int) -> list[float]:
     return values
 
 
-def _refuse_ties(file: GgufFile, order: Sequence[str], scores: Mapping[str, float]) -> None:
+def _refuse_ties(file: GgufFile, made: Collection[str], scores: Mapping[str, float]) -> None:
+    """Equal scores are clear only where no two pieces can want the same character."""
+    order = sorted(made, key=lambda text: (-scores[text], len(set(text)) == 1))
     for left, right in pairwise(order):
-        if scores[left] == scores[right]:
+        if scores[left] == scores[right] and len(set(left)) > 1:
             raise UnsupportedModel(
                 f"{file.path}: tokens {quoted(left)} and {quoted(right)} have the same score, so "
                 "nothing says which is made first; convert the model again from its "
