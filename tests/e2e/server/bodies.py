@@ -125,8 +125,8 @@ SEEDS = [  # 77
     text("seed 2^63", (200,), seed=1 << 63),
     text("seed 2^64", seed=1 << 64),
     text("seed 2^200", seed=1 << 200),
-    text("seed 1.5", EITHER, seed=1.5),
-    text("seed as text", EITHER, seed="7"),
+    text("seed 1.5", seed=1.5),
+    text("seed as text", seed="7"),
     text("seed null", (200,), seed=None),
     text("seed a list", seed=[1]),
 ]
@@ -202,9 +202,11 @@ DEEP = [  # 81
 DEAD_ENDS = [
     text("an end token alone, too early", BAD, "allowed_token_ids", allowed_token_ids=[2],
          min_tokens=2),
-    text("the same behind the prompt alone", BAD, "allowed_token_ids", allowed_token_ids=[2],
+    text("the same behind the prompt alone", BAD, "min_tokens", allowed_token_ids=[2],
          min_tokens=1, max_tokens=0, echo=True),
     text("what is allowed is bad", BAD, "bad_words", allowed_token_ids=[4], bad_words=["e"]),
+    text("the same behind the prompt", BAD, "bad_words", allowed_token_ids=[4], bad_words=["e"],
+         max_tokens=0, echo=True),
     text("a form of other tokens", BAD, "structured_outputs", allowed_token_ids=[4],
          structured_outputs={"regex": "[0-9]{3}"}),
     text("a form of bad words", BAD, "structured_outputs", bad_words=["e"],
