@@ -74,6 +74,11 @@ _BESIDE_TEXT: Final = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_proje
 
 def open_directory(path: Path, name: str) -> Checkpoint:
     """Check a model directory. Raises ModelError, CorruptFile or UnsupportedModel."""
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise UnsupportedModel(
+            f"{path}: is an adapter, not a model; merge it into its base first (peft's "
+            "merge_and_unload) and save both as one"
+        )
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: has no config.json, so it is no model directory; {WHAT_WORKS}")
     raw = read_json(path / "config.json", MAX_CONFIG)

@@ -119,7 +119,8 @@ def read_limited(path: Path, limit: int) -> bytes:
 def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
     """A JSON object. Raises CorruptFile."""
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+        # Some editors put a byte order mark before a text.
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_unique)
     # RecursionError: nested too deep; ValueError also covers numbers that are too long.
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if isinstance(error, ValueError) else "too deep"
