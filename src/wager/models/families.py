@@ -184,6 +184,15 @@ def of_gguf(name: str) -> Family | None:
     return next((family for family in FAMILIES if family.name == name), None)
 
 
+def runs(architecture: str, *, gguf: bool) -> bool:
+    """Whether models of a class, or of a GGUF architecture, are of one of the families."""
+    if gguf:
+        return of_gguf(architecture) is not None
+    return of_class(architecture) is not None or any(
+        architecture == outer for outer, _, _ in TEXT_WITHIN
+    )
+
+
 def recurrent(name: str) -> bool:
     """Whether a model type, a class or a GGUF architecture has recurrent layers."""
     plain = name.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
