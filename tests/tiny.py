@@ -1,4 +1,4 @@
-"""Tiny random llama models on disk, for every test that needs a model without a download.
+"""Tiny random models on disk, for every test that needs a model without a download.
 
 The same arguments give the same weights in both layouts, so that a GGUF file can be compared with
 its Hugging Face twin. Token ids: 0 ``<|endoftext|>``, 1 ``<|im_start|>`` (BOS), 2 ``<|im_end|>``
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+from tests.tiny_weights import F32, TINY_FAMILIES, Shape, random_weights
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -93,53 +91,6 @@ def tokenizer_json(size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a tiny model; see `write_tiny_hf`."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool
-
-
-def random_weights(shape: Shape, seed: int) -> dict[str, F32]:
-    """Weights by their Hugging Face names, float32, matrices [out, in].
-
-    Layer outputs are large beside the embedding: a random model whose residual stream is mostly
-    its last token would only repeat that token.
-    """
-    rng = np.random.default_rng(seed)
-
-    def matrix(n: int, k: int, gain: float = 1.0) -> F32:
-        return (rng.standard_normal((n, k)) * gain / np.sqrt(k)).astype(np.float32)
-
-    def norm() -> F32:
-        return (1 + 0.1 * rng.standard_normal(shape.hidden)).astype(np.float32)
-
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = {"model.embed_tokens.weight": matrix(shape.vocab, shape.hidden, 2.0)}
-    for i in range(shape.layers):
-        layer = f"model.layers.{i}."
-        weights[layer + "input_layernorm.weight"] = norm()
-        weights[layer + "self_attn.q_proj.weight"] = matrix(queries, shape.hidden, 1.5)
-        weights[layer + "self_attn.k_proj.weight"] = matrix(keys, shape.hidden, 1.5)
-        weights[layer + "self_attn.v_proj.weight"] = matrix(keys, shape.hidden, 1.5)
-        weights[layer + "self_attn.o_proj.weight"] = matrix(shape.hidden, queries, 1.5)
-        weights[layer + "post_attention_layernorm.weight"] = norm()
-        weights[layer + "mlp.gate_proj.weight"] = matrix(shape.intermediate, shape.hidden, 1.5)
-        weights[layer + "mlp.up_proj.weight"] = matrix(shape.intermediate, shape.hidden, 1.5)
-        weights[layer + "mlp.down_proj.weight"] = matrix(shape.hidden, shape.intermediate, 1.5)
-    weights["model.norm.weight"] = norm()
-    if not shape.tied:
-        weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden, 2.0)
-    return weights
-
-
 def _narrow(weight: F32, dtype: str) -> bytes:
     if dtype == "F32":
         return weight.astype("<f4").tobytes()
@@ -183,9 +134,10 @@ def write_tiny_hf(
     dtype: str = "F32",
     tokenizer_vocab: int | None = None,
     sharpness: float = 1.0,
+    family: str = "llama",
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A random LlamaForCausalLM in Hugging Face layout; returns ``directory``.
+    """A random model of a family of `TINY_FAMILIES` in Hugging Face layout; returns ``directory``.
 
     ``vocab`` counts the embedding rows, ``tokenizer_vocab`` (default: the same) limits the
     tokenizer; ``sharpness`` scales the logits, so that sampled text repeats itself as a trained
@@ -193,9 +145,10 @@ def write_tiny_hf(
     """
     head_dim = head_dim or hidden // heads
     shape = Shape(layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, tied)
+    made = TINY_FAMILIES[family]
     directory.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "architectures": [made.architecture], "model_type": made.model_type, "hidden_act": "silu",
         "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
         "vocab_size": vocab, "max_position_embeddings": max_context, "rms_norm_eps": 1e-5,
@@ -203,7 +156,7 @@ def write_tiny_hf(
         "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2,
         "torch_dtype": {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype],
     }  # fmt: skip
-    settings.update(config or {})
+    settings |= {**made.config, **(config or {})}
     settings = {key: value for key, value in settings.items()
                 if value is not None or key == "rope_scaling"}  # fmt: skip
     _write_json(directory / "config.json", settings)
@@ -218,8 +171,10 @@ def write_tiny_hf(
         {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2], "add_bos_token": False,
          "chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"},
     )  # fmt: skip
-    weights = random_weights(shape, seed)
-    weights["model.norm.weight"] *= np.float32(sharpness)
+    biased = family != "qwen2" and settings.get("attention_bias") is True
+    weights = random_weights(shape, seed, family, biased)
+    final, offset = weights["model.norm.weight"], np.float32(made.norm_offset)
+    weights["model.norm.weight"] = (final + offset) * np.float32(sharpness) - offset
     _write_shards(directory, weights, shards, dtype)
     return directory
 
@@ -242,103 +197,3 @@ def _write_shards(directory: Path, weights: dict[str, F32], shards: int, dtype: 
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
-
-
-def to_interleaved(weight: F32, heads: int) -> F32:
-    """Rows of q or k from Hugging Face order (halves) to GGUF's llama order (neighbours)."""
-    n, k = weight.shape
-    return weight.reshape(heads, 2, n // heads // 2, k).swapaxes(1, 2).reshape(n, k)
-
-
-GGUF_NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "model.embed_tokens": "token_embd", "model.norm": "output_norm",
-    "lm_head": "output",
-}  # fmt: skip
-
-
-def gguf_name(name: str) -> str:
-    """GGUF's name of a Hugging Face tensor."""
-    stem = name.removesuffix(".weight")
-    if stem.startswith("model.layers."):
-        index, part = stem.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{index}.{GGUF_NAMES[part]}.weight"
-    return f"{GGUF_NAMES[stem]}.weight"
-
-
-def write_tiny_gguf(
-    path: Path,
-    *,
-    layers: int = 2,
-    hidden: int = 64,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int | None = None,
-    intermediate: int = 128,
-    vocab: int = 288,
-    tied: bool = True,
-    seed: int = 0,
-    max_context: int = 512,
-    tensor_type: str = "F32",
-    tokenizer_vocab: int | None = None,
-    pre: str = "gpt-2",
-    architecture: str = "llama",
-    rope_factors: Sequence[float] | None = None,
-    template: str | Sequence[Mapping[str, str]] | None = None,
-) -> Path:
-    """The same model as `write_tiny_hf` as one GGUF file; returns ``path``.
-
-    Matrices are stored as ``tensor_type`` (F32, F16, BF16, Q8_0, Q4_0, Q4_1, ...), norms as F32.
-    """
-    import gguf
-
-    head_dim = head_dim or hidden // heads
-    shape = Shape(layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, tied)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(layers)
-    writer.add_context_length(max_context)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(intermediate)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocab)
-    _add_gguf_tokenizer(writer, tokenizer_vocab or vocab, pre)
-    writer.add_chat_template(template or CHAT_TEMPLATE)
-    kind = gguf.GGMLQuantizationType[tensor_type]
-    for name, weight in random_weights(shape, seed).items():
-        if "q_proj" in name or "k_proj" in name:
-            weight = to_interleaved(weight, heads if "q_proj" in name else kv_heads)
-        if weight.ndim == 1 or tensor_type == "F32":
-            writer.add_tensor(gguf_name(name), weight)
-        elif tensor_type == "F16":
-            writer.add_tensor(gguf_name(name), weight.astype(np.float16))
-        else:
-            packed = gguf.quants.quantize(weight, kind)
-            writer.add_tensor(gguf_name(name), packed, raw_dtype=kind)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _add_gguf_tokenizer(writer: Any, size: int, pre: str) -> None:
-    tokens, merges = vocabulary(size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIALS else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench.methods_fakes import Hub, command, facts, head_facts, reader, ways
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.arms import Speculation
 from wager.bench.methods.engines import Target, engines, known_engine
 from wager.bench.methods.find import find

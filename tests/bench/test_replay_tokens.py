@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as Backend
 
 from tests.hub import fake_hub, point_library_at
 from tests.models.test_tokenizer import PIECES
-from tests.tiny import ADDS_BOS, SPECIALS, tokenizer_json, write_tiny_gguf
+from tests.tiny import ADDS_BOS, SPECIALS, tokenizer_json
+from tests.tiny_gguf import write_tiny_gguf
 from wager.arms import parse_arms
 from wager.bench.logs.records import Recorded
 from wager.bench.replay.report import Asked, notes

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import ModelError
 from wager.models import gguf_config, gguf_file, gguf_tokenizer, hf_config, safetensors_file
 

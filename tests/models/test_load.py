@@ -17,9 +17,9 @@ from tests.tiny import (
     Shape,
     random_weights,
     write_safetensors,
-    write_tiny_gguf,
     write_tiny_hf,
 )
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import ConfigError, CorruptFile, ModelError, UnsupportedModel
 from wager.models.load import Model, load_model, open_checkpoint, resolve
 from wager.models.packed import packed_files, packing_id

@@ -10,7 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_weights import TINY_FAMILIES
+from wager.models.load import open_checkpoint
 
 
 def test_both_layouts_hold_the_same_weights(tmp_path: Path) -> None:
@@ -44,3 +47,13 @@ def test_gguf_tensor_types(tmp_path: Path, kind: str) -> None:
     kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     assert kinds["blk.0.ffn_down.weight"] == kind
     assert kinds["blk.0.ffn_norm.weight"] == "F32"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_every_family_has_the_tensors_that_are_asked_for(
+    tmp_path: Path, family: str, tied: bool
+) -> None:
+    directory = write_tiny_hf(tmp_path, family=family, tied=tied, head_dim=32, kv_heads=1)
+    config = open_checkpoint(str(directory)).config
+    assert (config.tied_head, config.head_dim, config.num_kv_heads) == (tied, 32, 1)

@@ -286,7 +286,11 @@ def name_of(model: str) -> str:
     path = Path(model)
     if path.name in ("", ".."):
         path = path.resolve()
-    return (path.stem if path.suffix == ".gguf" else path.name) or model
+    if path.suffix != ".gguf":
+        return path.name or model
+    from wager.models.gguf_parts import title
+
+    return title(path)
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ MAX_CONTEXT: Final = 1 << 20
 
 WHAT_WORKS: Final = (
     "what works: models of the llama architecture, as a directory in Hugging Face layout "
-    "(safetensors) or a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1)"
+    "(safetensors) or a GGUF file (F32, F16, BF16, Q4_0 to Q8_0, Q4_K to Q6_K, IQ4_NL)"
 )
 
 

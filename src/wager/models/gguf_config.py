@@ -40,6 +40,7 @@ _KNOWN: Final = frozenset(
 _MUST_BE: Final[dict[str, Any]] = {
     "expert_count": 0, "expert_used_count": 0, "attention.causal": True,
     "use_parallel_residual": False, "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0,
     "attention.sliding_window": 0,
 }  # fmt: skip
 _YARN: Final = frozenset(
@@ -150,6 +151,8 @@ def _layers(file: GgufFile, fields: Metadata, config: ModelConfig) -> dict[str, 
     architecture, layers = config.architecture, config.num_layers
     windows = [window if on else 0 for on in sliding_layers(fields, architecture, layers)]
     ropes: tuple[Rope, ...] = (_rope(file, fields, config),)
+    # For granite, and for it alone, this key says whether queries and keys are turned.
+    turned = architecture != "granite" or fields.flag("rope.scaling.finetuned", default=True)
     if architecture == "gemma3":
         ropes += (Rope(fields.number("rope.freq_base_swa", _LOCAL_THETA)),)
         kinds = tuple(LayerKind(each, 1 if each else 0) for each in windows)
@@ -159,7 +162,7 @@ def _layers(file: GgufFile, fields: Metadata, config: ModelConfig) -> dict[str, 
             for index, each in enumerate(windows)
         )
     else:
-        kinds = tuple(LayerKind(each) for each in windows)
+        kinds = tuple(LayerKind(each, 0 if turned else None) for each in windows)
     return {"ropes": ropes, "kinds": () if set(kinds) == {LayerKind()} else kinds}
 
 
@@ -170,7 +173,8 @@ def _rope(file: GgufFile, fields: Metadata, config: ModelConfig) -> Rope:
         raise CorruptFile(
             f"{file.path}: rope.dimension_count is {dims}; a head has {config.head_dim}"
         )
-    rope = Rope(theta, dims=0 if dims == config.head_dim else dims)
+    attention = fields.number("rope.scaling.attn_factor", 1.0)
+    rope = Rope(theta, scale=attention, dims=0 if dims == config.head_dim else dims)
     kind = fields.get("rope.scaling.type")
     scale = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
     original = fields.whole("rope.scaling.original_context_length") or config.max_context
@@ -183,10 +187,7 @@ def _rope(file: GgufFile, fields: Metadata, config: ModelConfig) -> Rope:
     if (long is None) != (short is None):
         raise CorruptFile(f"{file.path}: one of {', '.join(ROPE_TENSORS[1:])} is missing")
     if long is not None:
-        factor = fields.number("rope.scaling.attn_factor", 1.0)
-        return replace(
-            rope, factors=short, long_factors=long, original_context=original, scale=factor
-        )
+        return replace(rope, factors=short, long_factors=long, original_context=original)
     if stored is not None:
         return replace(rope, factors=stored)
     if kind in ("llama3", "longrope"):
@@ -199,8 +200,9 @@ def _rope(file: GgufFile, fields: Metadata, config: ModelConfig) -> Rope:
         if not 0.0 < slow < fast or theta <= 1.0 or scale < 1.0:
             raise CorruptFile(f"{file.path}: the yarn settings contradict each other")
         factors = yarn_factors(theta, dims, scale, fast, slow, original)
-        attention = fields.number("rope.scaling.yarn_attn_factor", 1.0)
-        return replace(rope, factors=factors, scale=attention * yarn_scale(scale))
+        # The converter writes the model's attention factor, which takes the place of YaRN's own.
+        own = fields.number("rope.scaling.yarn_attn_factor", yarn_scale(scale))
+        return replace(rope, factors=factors, scale=attention * own)
     return replace(rope, factors=(scale,) * (dims // 2))
 
 
@@ -211,5 +213,5 @@ def _stored(file: GgufFile, name: str, pairs: int) -> tuple[float, ...] | None:
         return None
     if info.type != "F32" or info.shape != (pairs,):
         raise CorruptFile(f"{file.path}: {name} is not {pairs} F32 numbers")
-    stored = read_block(file.path, STORED_DTYPES["F32"], info.offset, pairs)
+    stored = read_block(info.path, STORED_DTYPES["F32"], info.offset, pairs)
     return tuple(stored.astype(np.float64).tolist())

@@ -22,7 +22,8 @@ from wager.models.checkpoint import (
     widen,
 )
 from wager.models.gguf_config import ROPE_TENSORS, read_config
-from wager.models.gguf_file import BLOCKS, GgufFile, TensorInfo, read_gguf
+from wager.models.gguf_file import BLOCKS, GgufFile, TensorInfo
+from wager.models.gguf_parts import parts, read_whole, title
 from wager.models.tensors import (
     GATE_UP,
     QKV,
@@ -64,16 +65,18 @@ _PARTS: Final = {
 _FUSED: Final = ((QKV, "attn_qkv.weight"), (GATE_UP, "ffn_up.weight"))
 
 
-def open_gguf(path: Path, name: str) -> Checkpoint:
-    """Check a GGUF file. Raises ModelError, CorruptFile or UnsupportedModel."""
-    file = read_gguf(path)
+def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
+    """Check a GGUF file, or all parts of one. Raises ModelError, CorruptFile or UnsupportedModel.
+
+    ``name`` is the model's, if it has another than its file.
+    """
+    file = read_whole(path)
     config, family = read_config(file)
     matrices = [info for key, info in file.tensors.items() if key.startswith("blk.")]
-    status = path.stat()
-    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{file.digest}"
+    identity = "\0".join([*map(_state, parts(path)), file.digest])
     return Checkpoint(
-        name=name,
-        path=path,
+        name=name or title(path),
+        path=file.path,
         config=config,
         tensors=_tensors(file, config, family.fused, family.neighbours),
         quantised=any(BLOCKS[info.type][0] > 1 for info in matrices),
@@ -83,11 +86,17 @@ def open_gguf(path: Path, name: str) -> Checkpoint:
     )
 
 
+def _state(path: Path) -> str:
+    """What changes when a file does."""
+    status = path.stat()
+    return f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+
+
 def _tensors(
     file: GgufFile, config: ModelConfig, fused: bool, as_neighbours: bool
 ) -> dict[str, StoredTensor]:
     stored = {
-        name: StoredTensor(name, info.shape, _reader(file.path, info))
+        name: StoredTensor(name, info.shape, _reader(info))
         for name, info in file.tensors.items()
         if name not in ROPE_TENSORS
     }
@@ -116,7 +125,7 @@ def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
     return place
 
 
-def _reader(path: Path, info: TensorInfo) -> Callable[[int, int], F32]:
+def _reader(info: TensorInfo) -> Callable[[int, int], F32]:
     items, width = BLOCKS[info.type]
     columns = info.shape[1] if len(info.shape) == 2 else 1
 
@@ -124,7 +133,7 @@ def _reader(path: Path, info: TensorInfo) -> Callable[[int, int], F32]:
         rows: F32
         if items == 1:
             data = read_block(
-                path,
+                info.path,
                 STORED_DTYPES[info.type],
                 info.offset + first * columns * width,
                 count * columns,
@@ -136,7 +145,8 @@ def _reader(path: Path, info: TensorInfo) -> Callable[[int, int], F32]:
             from gguf.quants import dequantize
 
             stride = columns // items * width
-            data = read_block(path, np.dtype("u1"), info.offset + first * stride, count * stride)
+            start = info.offset + first * stride
+            data = read_block(info.path, np.dtype("u1"), start, count * stride)
             rows = dequantize(data.reshape(count, stride), GGMLQuantizationType[info.type])
         return rows.reshape(count, columns) if len(info.shape) == 2 else rows
 

@@ -74,11 +74,11 @@ def resolve(name_or_path: str) -> Path:
 def open_checkpoint(name_or_path: str) -> Checkpoint:
     """Check a model on disk without reading its weights."""
     path = resolve(name_or_path)
-    name = name_or_path if name_or_path in CATALOGUE else path.resolve().stem
+    name = name_or_path if name_or_path in CATALOGUE else None
     if path.is_dir():
         from wager.models.hf_model import open_directory
 
-        return open_directory(path, name)
+        return open_directory(path, name or path.resolve().stem)
     from wager.models.gguf_model import open_gguf
 
     return open_gguf(path, name)
