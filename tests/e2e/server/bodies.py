@@ -86,7 +86,7 @@ def schema_body(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
 
 
-EMPTY_PROMPTS = [  # 41
+EMPTY_PROMPTS = [
     text("empty text", prompt=""),
     text("list of an empty text", prompt=[""]),
     text("empty list", prompt=[]),
@@ -97,7 +97,7 @@ EMPTY_PROMPTS = [  # 41
     chat("empty content", EITHER, "messages", messages=[{"role": "user", "content": ""}]),
 ]
 
-OUTSIDE = [  # 76
+OUTSIDE = [
     text("bias of an id outside", logit_bias={"999999": 5}),
     text("bias of a negative id", logit_bias={"-1": 1}),
     text("bias of a word", logit_bias={"AI": -100}),
@@ -120,7 +120,7 @@ OUTSIDE = [  # 76
     text("prompt id true", prompt=[True]),
 ]
 
-SEEDS = [  # 77
+SEEDS = [
     text("seed -1", (200,), seed=-1),
     text("seed 2^63", (200,), seed=1 << 63),
     text("seed 2^64", seed=1 << 64),
@@ -131,7 +131,7 @@ SEEDS = [  # 77
     text("seed a list", seed=[1]),
 ]
 
-NUMBERS = [  # 78
+NUMBERS = [
     with_raw("temperature NaN", "temperature", "NaN"),
     with_raw("temperature Infinity", "temperature", "Infinity"),
     with_raw("temperature -Infinity", "temperature", "-Infinity"),
@@ -157,7 +157,7 @@ NUMBERS = [  # 78
     with_raw("repetition_penalty 1e999", "repetition_penalty", "1e999"),
 ]
 
-BYTES = [  # 79
+BYTES = [
     raw("byte 0xFF", b'{"model": "tiny", "prompt": "\xff", "max_tokens": 4}'),
     raw("GBK", '{"model": "tiny", "prompt": "\u4f60\u597d", "max_tokens": 4}'.encode("gbk")),
     raw("UTF-16", '{"model": "tiny", "prompt": "a", "max_tokens": 4}'.encode("utf-16")),
@@ -173,7 +173,7 @@ BYTES = [  # 79
     text("ids that are half characters", (200,), prompt=[200, 230, 240, 250, 255]),
 ]  # fmt: skip
 
-DEEP = [  # 81
+DEEP = [
     raw("10,000 brackets", '{"x": ' + "[" * 10_000 + "]" * 10_000 + "}"),
     raw("10,000 open brackets", '{"x": ' + "[" * 10_000),
     raw("10,000 objects", '{"a":' * 10_000 + "1" + "}" * 10_000),
@@ -218,7 +218,7 @@ DEAD_ENDS = [
          structured_outputs={"choice": ["e"]}),
 ]  # fmt: skip
 
-HUGE = [  # 86
+HUGE = [
     text("n 10^6", n=10**6),
     text("n 0", n=0),
     text("max_tokens 10^12", max_tokens=10**12),
@@ -264,7 +264,7 @@ UNSUPPORTED = [  # 87: known, and refused
     text("another model", (400, 404), model="gpt-unknown"),
 ]  # fmt: skip
 
-TYPES = [  # 90
+TYPES = [
     text("stream as text", stream="true"),
     text("stream 1", stream=1),
     text("prompt 5", prompt=5),
