@@ -142,11 +142,11 @@ def test_kernels_with_wrong_answers(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     found, printed = examine(capsys)
     assert found["engine"]["instruction_set"] == "scalar"
     assert [(each["built"], each["agrees"]) for each in found["instruction_sets"]] == [
-        (False, None), (True, False), (True, True),
+        (False, None), (True, False), (False, None), (True, True),
     ]  # fmt: skip
     assert (
         "AVX-512: not in this build; AVX2: WRONG ANSWERS, not used; "
-        "plain C++: known answers agree, used" in printed
+        "NEON: not in this build; plain C++: known answers agree, used" in printed
     )
 
 
@@ -170,7 +170,7 @@ def test_a_forced_instruction_set(monkeypatch: pytest.MonkeyPatch, capsys: Captu
     assert "plain C++: known answers agree, used (WAGER_ISA)" in printed
     monkeypatch.setenv("WAGER_ISA", "sse9")
     found, printed = examine(capsys, CANNOT_RUN)
-    assert "NO: WAGER_ISA: must be one of scalar, avx2, avx512; got 'sse9'" in printed
+    assert "NO: WAGER_ISA: must be one of scalar, neon, avx2, avx512; got 'sse9'" in printed
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -30,7 +30,7 @@ _INSTEAD: Final[Mapping[GpuKind, str]] = {
     "rocm": "wager serve --engine vllm MODEL (or llamacpp)",
     "metal": "wager serve --engine llamacpp MODEL.gguf",
 }
-_SPELT: Final = {"avx512": "AVX-512", "avx2": "AVX2", "scalar": "plain C++"}
+_SPELT: Final = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "scalar": "plain C++"}
 
 
 def to_json(found: Diagnosis) -> dict[str, Any]:
