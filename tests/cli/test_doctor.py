@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from importlib import metadata
@@ -199,13 +200,14 @@ def test_a_control_group_and_little_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(select, "cgroup_quota", lambda: 1.5)
+    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 1.0, 1.0))
     little = Memory(600 * MIB, 100 * MIB, "limit of the container")
     monkeypatch.setattr("wager.memory.host_memory", lambda: little)
     found, printed = examine(capsys)
     assert found["cpu"]["quota"] == 1.5
     assert found["cpu"]["threads"] == 1
     assert "1 thread by default" in printed
-    assert "its control group grants 1.5 CPUs" in printed
+    assert "its control group grants 1.5 CPUs); load 7.2\n" in printed
     assert "629 MB (limit of the container), free: 105 MB" in printed
     assert "MORE THAN IS FREE" in printed
     if NATIVE:
@@ -226,11 +228,14 @@ def test_nothing_is_read_where_memory_is_short(
     assert "reading       not known: it takes 1 MiB, and 1 MiB are free\n" in printed
 
 
-def test_a_system_that_does_not_tell_its_memory(
+def test_a_system_that_does_not_tell_its_memory_and_load(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("wager.memory.host_memory", lambda: None)
+    monkeypatch.delattr(os, "getloadavg")
     found, printed = examine(capsys)
+    assert found["cpu"]["load"] is None
+    assert "; load" not in printed
     assert found["memory"] is None
     assert "memory        not known: this system does not say how much there is\n" in printed
     assert all(limit["fits"] is None for limit in found["limits"] or ())
