@@ -36,7 +36,7 @@ PROBES = 7
 def rates(ops: NativeOps) -> dict[str, Any]:
     """``read``, bytes/s, and ``multiply_adds`` by weight kind, 1/s: all threads, best of a few."""
     data = np.ones(STREAM_BYTES, np.uint8)
-    read = max(_native.read_rate(ops._ops, data) for _ in range(PROBES))
+    read = max(ops.read_rate(data) for _ in range(PROBES))
     peaks = {
         kind: max(_native.multiply_rate(ops._ops, kind, 3_000_000) for _ in range(PROBES))
         for kind in get_args(WeightKind)

@@ -30,7 +30,8 @@ inline auto exact(const char* name) { return nb::arg(name).noconvert(); }
 inline WeightKind weight_kind(const std::string& name) {
     if (name == "f32") return WeightKind::f32;
     if (name == "int8") return WeightKind::int8;
-    require(name == "int4", "weight kind must be f32, int8 or int4");
+    if (name == "bf16") return WeightKind::bf16;
+    require(name == "int4", "weight kind must be f32, bf16, int8 or int4");
     return WeightKind::int4;
 }
 

@@ -70,7 +70,7 @@ std::vector<float> probe(const Kernels& kernels, WeightKind kind) {
 }  // namespace
 
 bool kernels_agree(const Kernels& kernels) {
-    for (const WeightKind kind : {WeightKind::f32, WeightKind::int8, WeightKind::int4}) {
+    for (const WeightKind kind : {WeightKind::f32, WeightKind::int8, WeightKind::int4, WeightKind::bf16}) {
         const std::vector<float> got = probe(kernels, kind), want = probe(*scalar_kernels(), kind);
         if (std::memcmp(got.data(), want.data(), got.size() * sizeof(float))) return false;
     }
@@ -81,10 +81,17 @@ bool kernels_agree(const Kernels& kernels) {
     return !std::memcmp(got, want, sizeof got);
 }
 
+std::vector<const Kernels*> built_kernels() {
+    std::vector<const Kernels*> built;
+    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels(), scalar_kernels()})
+        if (kernels) built.push_back(kernels);
+    return built;
+}
+
 std::vector<const Kernels*> usable_kernels() {
     std::vector<const Kernels*> usable;
-    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels(), scalar_kernels()})
-        if (kernels && machine_has(kernels->name)) usable.push_back(kernels);
+    for (const Kernels* kernels : built_kernels())
+        if (machine_has(kernels->name)) usable.push_back(kernels);
     return usable;
 }
 

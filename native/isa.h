@@ -23,14 +23,20 @@ constexpr int MAX_TILE_ROWS = 24;  // of any instruction set
 
 // How a packed matrix is stored. Panels of 16 output columns, each contiguous:
 //   f32   [K][16] floats
+//   bf16  [K][16] upper halves of floats
 //   int8  per pair of groups: 2 x 16 half-precision scales, then per group [8][16][4] bytes of
 //         weight / scale + 128: a quad, four consecutive k of one column, fills a 32-bit lane.
 //   int4  per pair of groups: 2 x 16 half-precision scales, 2 x 16 half-precision minima, then per
 //         group [4][16][4] bytes of two quads each, (weight - minimum) / scale from 0 to 15: the
 //         first quad is in the low halves of the bytes, the next one in the high halves.
 // An odd last group has what precedes a pair, and its own bytes.
-enum class WeightKind : int { f32 = 0, int8 = 1, int4 = 2 };
-constexpr int WEIGHT_KINDS = 3;
+enum class WeightKind : int { f32 = 0, int8 = 1, int4 = 2, bf16 = 3 };
+constexpr int WEIGHT_KINDS = 4;
+constexpr bool in_groups(WeightKind kind) {
+    return kind == WeightKind::int8 || kind == WeightKind::int4;
+}
+// The upper half of a float.
+struct Bf16 { uint16_t bits; };
 enum class KvKind : int { f32 = 0, f16 = 1 };
 
 // Bytes of a pair of groups in a panel: of what precedes the weights, and of the weights of one group.
@@ -42,7 +48,7 @@ constexpr PairLayout INT8_PAIR{64, GROUP * LANES};
 constexpr PairLayout INT4_PAIR{128, GROUP * LANES / 2};
 
 inline int64_t panel_bytes(int64_t k, WeightKind kind) {
-    if (kind == WeightKind::f32) return k * LANES * 4;
+    if (!in_groups(kind)) return k * LANES * (kind == WeightKind::f32 ? 4 : 2);
     const PairLayout& pair = kind == WeightKind::int8 ? INT8_PAIR : INT4_PAIR;
     const int64_t groups = k / GROUP;
     return groups / 2 * pair.bytes() + groups % 2 * (pair.head + pair.group);

@@ -7,7 +7,10 @@
 
 namespace wager {
 
-// Compiled in and supported by the processor and the system, best first; the last is plain C++.
+// Compiled in, best first; the last is plain C++.
+std::vector<const Kernels*> built_kernels();
+
+// Those of them that the processor and the system support.
 std::vector<const Kernels*> usable_kernels();
 
 // Bit for bit the answers of the plain C++ kernels on a small sample of the work.

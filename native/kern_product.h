@@ -26,19 +26,20 @@ template <int R> inline void store_sums(const V (&sum)[R], float* sums) {
     for (int r = 0; r < R; ++r) store(sums + r * LANES, sum[r]);
 }
 
-struct FloatWeights {
+// Weights that are floats, whole or their upper halves; the sums are those of f32.
+template <class T, WeightKind Kind> struct FloatWeights {
     static constexpr int64_t UNIT = 8;             // k per unit
-    static constexpr int64_t UNIT_BYTES = UNIT * LANES * 4;
+    static constexpr int64_t UNIT_BYTES = UNIT * LANES * int64_t(sizeof(T));
     static constexpr int64_t SLICE = 256;          // k that stay in the first cache
     static constexpr int MAX_ROWS = MAX_ROWS_F32;
-    static constexpr WeightKind KIND = WeightKind::f32;
+    static constexpr WeightKind KIND = Kind;
     static constexpr auto pack = pack_f32;
     static int64_t words(int64_t k) { return k; }
 
     template <int R>
     static void tile(const uint8_t* weights, const uint32_t* words, float* sums, int64_t k,
                      bool first, Ahead ahead) {
-        const float* w = reinterpret_cast<const float*>(weights);
+        const T* w = reinterpret_cast<const T*>(weights);
         const float* x = reinterpret_cast<const float*>(words);
         V sum[R];
         load_sums(sum, sums, first);

@@ -17,11 +17,12 @@ constexpr ProductKernels product_kernels(int64_t (*probe)(int64_t, float*)) {
 
 constexpr Kernels TABLE = {
     ISA_NAME,
-    {product_kernels<FloatWeights, WeightKind(0)>(probe_f32),
+    {product_kernels<FloatWeights<float, WeightKind::f32>, WeightKind(0)>(probe_f32),
      product_kernels<Int8Weights, WeightKind(1)>(
          probe_integers<multiply_add_int8, INT8_PRODUCTS>),
      product_kernels<Int4Weights, WeightKind(2)>(
-         probe_integers<multiply_add_int4, INT4_PRODUCTS>)},
+         probe_integers<multiply_add_int4, INT4_PRODUCTS>),
+     product_kernels<FloatWeights<Bf16, WeightKind::bf16>, WeightKind(3)>(probe_f32)},
     rms_scale,
     apply_norm,
     add_scaled,

@@ -28,7 +28,7 @@ struct HeldPool : KvPool { nb::object keys_owner, values_owner; };
 int64_t packed_bytes(int64_t n, int64_t k, WeightKind kind) {
     constexpr int64_t most = int64_t(1) << 40;
     require(n > 0 && k > 0 && n <= most / k, "a matrix must have from 1 to 2^40 elements");
-    require(kind == WeightKind::f32 || k % GROUP == 0,
+    require(!in_groups(kind) || k % GROUP == 0,
             "quantised weights need K to be a multiple of 32");
     return (n + LANES - 1) / LANES * panel_bytes(k, kind);
 }
@@ -216,6 +216,12 @@ NewArray logits(Ops& ops, Floats1 norm, float eps, const HeldMatrix& head, Float
     return out;
 }
 
+std::vector<std::string> built_instruction_sets() {
+    std::vector<std::string> sets;
+    for (const Kernels* kernels : built_kernels()) sets.emplace_back(kernels->name);
+    return sets;
+}
+
 std::vector<std::pair<std::string, bool>> instruction_sets() {
     std::vector<std::pair<std::string, bool>> sets;
     for (const Kernels* kernels : usable_kernels())
@@ -252,8 +258,10 @@ void bind_kernels(nb::module_& m) {
     m.def("pool", &make_pool, exact("keys"), exact("values"), "layers"_a, "blocks"_a, "kv_heads"_a,
           "dim"_a, "kind"_a);
     m.def("batch", &make_batch, exact("positions"), exact("row_starts"), exact("block_tables"));
+    m.def("built_instruction_sets", &built_instruction_sets, "Names, best first.");
     m.def("instruction_sets", &instruction_sets,
-          "(name, whether its kernels give the known answers), best first.");
+          "(name, whether its kernels give the known answers) of those that this machine can run, "
+          "best first.");
     nb::class_<Ops>(m, "Ops")
         .def_prop_ro("instruction_set", [](const Ops& ops) { return ops.kernels().name; })
         .def_prop_ro("threads", &Ops::threads)

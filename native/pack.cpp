@@ -39,6 +39,20 @@ void put_f32(uint8_t* panel, int64_t lane, const float* row, int64_t k) {
     for (int64_t i = 0; i < k; ++i) out[i * LANES] = row[i];
 }
 
+// To the nearest, ties to even.
+bool put_bf16(uint8_t* panel, int64_t lane, const float* row, int64_t k) {
+    Bf16* out = reinterpret_cast<Bf16*>(panel) + lane;
+    bool finite = true;
+    for (int64_t i = 0; i < k; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, row + i, 4);
+        bits += 0x7fff + (bits >> 16 & 1);
+        finite = finite && (bits & 0x7f800000) != 0x7f800000;
+        out[i * LANES].bits = uint16_t(bits >> 16);
+    }
+    return finite;
+}
+
 bool put_int8(uint8_t* panel, int64_t lane, const float* row, int64_t k) {
     for (int64_t group = 0; group < k / GROUP; ++group, row += GROUP) {
         float largest = 0.0f;
@@ -121,6 +135,7 @@ bool put_row(uint8_t* panel, int64_t lane, const float* row, int64_t k, WeightKi
         case WeightKind::f32: put_f32(panel, lane, row, k); return true;
         case WeightKind::int8: return put_int8(panel, lane, row, k);
         case WeightKind::int4: return put_int4(panel, lane, row, k);
+        case WeightKind::bf16: return put_bf16(panel, lane, row, k);
     }
     return false;
 }
@@ -155,6 +170,14 @@ void unpack_row(const uint8_t* data, int64_t row, int64_t k, WeightKind kind, fl
     if (kind == WeightKind::f32) {
         const float* from = reinterpret_cast<const float*>(panel) + lane;
         for (int64_t i = 0; i < k; ++i) out[i] = from[i * LANES];
+        return;
+    }
+    if (kind == WeightKind::bf16) {
+        const Bf16* from = reinterpret_cast<const Bf16*>(panel) + lane;
+        for (int64_t i = 0; i < k; ++i) {
+            const uint32_t bits = uint32_t(from[i * LANES].bits) << 16;
+            std::memcpy(out + i, &bits, 4);
+        }
         return;
     }
     for (int64_t group = 0; group < k / GROUP; ++group, out += GROUP) {

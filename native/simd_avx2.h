@@ -26,6 +26,13 @@ inline V load(const uint16_t* p) {
     const __m128i* q = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
+inline V load(const Bf16* p) {
+    const __m128i* q = reinterpret_cast<const __m128i*>(p);
+    const auto widen = [](__m128i x) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+    };
+    return {widen(_mm_loadu_si128(q)), widen(_mm_loadu_si128(q + 1))};
+}
 inline void store_half(uint16_t* p, V x) {
     __m128i* q = reinterpret_cast<__m128i*>(p);
     _mm_storeu_si128(q, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));

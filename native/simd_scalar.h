@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "half.h"
+#include "isa.h"
 
 namespace wager::WAGER_ISA {
 
@@ -22,6 +23,14 @@ struct M { bool v[16]; };
 inline V load(const float* p) { V r; std::memcpy(r.v, p, 64); return r; }
 inline void store(float* p, V a) { std::memcpy(p, a.v, 64); }
 inline V load(const uint16_t* p) { V r; WAGER_EACH r.v[i] = half_to_float(p[i]); return r; }
+inline V load(const Bf16* p) {
+    V r;
+    WAGER_EACH {
+        const uint32_t bits = uint32_t(p[i].bits) << 16;
+        std::memcpy(&r.v[i], &bits, 4);
+    }
+    return r;
+}
 inline void store_half(uint16_t* p, V a) { WAGER_EACH p[i] = float_to_half(a.v[i]); }
 inline I load_int(const void* p) { I r; std::memcpy(r.v, p, 64); return r; }
 inline void store_int(void* p, I a) { std::memcpy(p, a.v, 64); }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,13 @@ _PAIRS = (
     "Ġa+n Ġan+d e+d Ġ+m a+l Ġ+in a+r Ġt+o Ġo+f l+e Ġ+d Ġ+re s+t Ġ+1 i+c Ġ+h o+u"
 )
 MERGES = [(left, right) for left, right in (pair.split("+") for pair in _PAIRS.split())]
+ADDS_BOS = {
+    "type": "TemplateProcessing", "pair": [],
+    "single": [{"SpecialToken": {"id": "s", "type_id": 0}},
+               {"Sequence": {"id": "A", "type_id": 0}}],
+    "special_tokens": {"s": {"id": "s", "ids": [1], "tokens": [SPECIALS[1]]}},
+}  # fmt: skip
+"""The post-processor of a tokenizer.json that puts a start token before a text."""
 
 
 def byte_symbols() -> list[str]:
@@ -190,103 +197,3 @@ def _write_shards(directory: Path, weights: dict[str, F32], shards: int, dtype: 
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
-
-
-def to_interleaved(weight: F32, heads: int) -> F32:
-    """Rows of q or k from Hugging Face order (halves) to GGUF's llama order (neighbours)."""
-    n, k = weight.shape
-    return weight.reshape(heads, 2, n // heads // 2, k).swapaxes(1, 2).reshape(n, k)
-
-
-GGUF_NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "model.embed_tokens": "token_embd", "model.norm": "output_norm",
-    "lm_head": "output",
-}  # fmt: skip
-
-
-def gguf_name(name: str) -> str:
-    """GGUF's name of a Hugging Face tensor."""
-    stem = name.removesuffix(".weight")
-    if stem.startswith("model.layers."):
-        index, part = stem.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{index}.{GGUF_NAMES[part]}.weight"
-    return f"{GGUF_NAMES[stem]}.weight"
-
-
-def write_tiny_gguf(
-    path: Path,
-    *,
-    layers: int = 2,
-    hidden: int = 64,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int | None = None,
-    intermediate: int = 128,
-    vocab: int = 288,
-    tied: bool = True,
-    seed: int = 0,
-    max_context: int = 512,
-    tensor_type: str = "F32",
-    tokenizer_vocab: int | None = None,
-    pre: str = "gpt-2",
-    architecture: str = "llama",
-    rope_factors: Sequence[float] | None = None,
-    template: str | Sequence[Mapping[str, str]] | None = None,
-) -> Path:
-    """The same model as `write_tiny_hf` as one GGUF file; returns ``path``.
-
-    Matrices are stored as ``tensor_type`` (F32, F16, BF16, Q8_0, Q4_0, Q4_1, ...), norms as F32.
-    """
-    import gguf
-
-    head_dim = head_dim or hidden // heads
-    shape = Shape(layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, tied)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(layers)
-    writer.add_context_length(max_context)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(intermediate)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocab)
-    _add_gguf_tokenizer(writer, tokenizer_vocab or vocab, pre)
-    writer.add_chat_template(template or CHAT_TEMPLATE)
-    kind = gguf.GGMLQuantizationType[tensor_type]
-    for name, weight in random_weights(shape, seed).items():
-        if "q_proj" in name or "k_proj" in name:
-            weight = to_interleaved(weight, heads if "q_proj" in name else kv_heads)
-        if weight.ndim == 1 or tensor_type == "F32":
-            writer.add_tensor(gguf_name(name), weight)
-        elif tensor_type == "F16":
-            writer.add_tensor(gguf_name(name), weight.astype(np.float16))
-        else:
-            packed = gguf.quants.quantize(weight, kind)
-            writer.add_tensor(gguf_name(name), packed, raw_dtype=kind)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _add_gguf_tokenizer(writer: Any, size: int, pre: str) -> None:
-    tokens, merges = vocabulary(size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIALS else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)

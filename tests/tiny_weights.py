@@ -35,7 +35,8 @@ class TinyFamily:
 
     ``before`` and ``after`` are the norms at the input and the output of attention and MLP.
     ``qk_norm`` is of one head, or of all heads together. ``norm_offset`` is what norm weights are
-    stored less by. ``config`` makes everything the family has take part in a short text.
+    stored less by. ``experts`` are the names of the router and of an expert's gate, up and down,
+    in place of the MLP's. ``config`` makes everything the family has take part in a short text.
     """
 
     architecture: str
@@ -47,6 +48,7 @@ class TinyFamily:
     fused: bool = False
     norm_offset: float = 0.0
     embed_gain: float = 2.0
+    experts: tuple[str, str, str, str] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -88,6 +90,19 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = {
         "Gemma3ForCausalLM", "gemma3_text", **_GEMMA_NORMS, qk_norm="head",
         config={**_GEMMA, "sliding_window_pattern": 2, "rope_theta": 1000000.0,
                 "rope_local_base_freq": 10000.0},
+    ),
+    "qwen3moe": TinyFamily(
+        "Qwen3MoeForCausalLM", "qwen3_moe", qk_norm="head",
+        experts=("mlp.gate", "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj",
+                 "mlp.experts.#.down_proj"),
+        config={"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+                "moe_intermediate_size": 64, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "mixtral": TinyFamily(
+        "MixtralForCausalLM", "mixtral",
+        experts=("block_sparse_moe.gate", "block_sparse_moe.experts.#.w1",
+                 "block_sparse_moe.experts.#.w3", "block_sparse_moe.experts.#.w2"),
+        config={"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     "olmo2": TinyFamily(
         "Olmo2ForCausalLM", "olmo2", before=None, qk_norm="width", embed_gain=0.5,
@@ -145,6 +160,9 @@ def random_weights(
         put(f"{layer}.o_proj", joint(shape.hidden, queries, attention_bias))
 
     def mlp(layer: str) -> None:
+        if made.experts is not None:
+            mixture(layer.removesuffix("mlp"), *made.experts)
+            return
         gate, up = (joint(shape.intermediate, shape.hidden) for _ in range(2))
         if made.fused:
             put(f"{layer}.gate_up_proj", gate, up)
@@ -152,6 +170,17 @@ def random_weights(
             put(f"{layer}.gate_proj", gate)
             put(f"{layer}.up_proj", up)
         put(f"{layer}.down_proj", joint(shape.hidden, shape.intermediate))
+
+    def mixture(layer: str, router: str, gate: str, up: str, down: str) -> None:
+        count = made.config.get("num_experts") or made.config["num_local_experts"]
+        inner = made.config.get("moe_intermediate_size", shape.intermediate)
+        # Scores far enough apart that rounding does not choose.
+        weights[f"{layer}{router}.weight"] = matrix(count, shape.hidden, 3.0)
+        for number in range(count):
+            for name, n, k in ((gate, inner, shape.hidden), (up, inner, shape.hidden),
+                               (down, shape.hidden, inner)):  # fmt: skip
+                stem = layer + name.replace("#", str(number))
+                weights[f"{stem}.weight"] = matrix(n, k, 1.5)
 
     weights["model.embed_tokens.weight"] = matrix(shape.vocab, shape.hidden, made.embed_gain)
     for i in range(shape.layers):

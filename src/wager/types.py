@@ -12,7 +12,7 @@ NO_TOKEN_LEFT: Final = "the options of the request leave no token"
 FORM_FAULT: Final = "the form of the answer cannot be followed"
 FORM_LOST: Final = "what follows the form of the answer was lost"
 # Finest first.
-WeightKind: TypeAlias = Literal["f32", "int8", "int4"]
+WeightKind: TypeAlias = Literal["f32", "bf16", "int8", "int4"]
 KvKind: TypeAlias = Literal["f32", "f16"]
 
 

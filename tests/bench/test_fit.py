@@ -179,10 +179,11 @@ def test_types() -> None:
     assert weight_width("llamacpp", "auto", gguf) == (None, "Q4_1")
     assert weight_width("own", "auto", gguf) == (34 / 32, "int8")
     assert weight_width("own", "auto", model()) == (4.0, "f32")
+    assert weight_width("own", "auto", model(dtype="BF16")) == (2.0, "bf16")
     assert weight_width("vllm", "auto", model()) == (2.0, "bf16")
     assert weight_width("vllm", "auto", model(model_dtype="float16")) == (2.0, "f16")
     assert weight_width("vllm", "float32", model()) == (4.0, "f32")
-    for engine, asked in (("llamacpp", "f16"), ("own", "bf16"), ("vllm", "int8")):
+    for engine, asked in (("llamacpp", "f16"), ("own", "f16"), ("vllm", "int8")):
         with pytest.raises(ConfigError, match=r"^dtype: "):
             weight_width(engine, asked, model())
 
@@ -215,9 +216,9 @@ def test_kv_types_that_an_engine_has_not(engine: str, asked: str) -> None:
          "layers with a sliding window"),
         ({"quantisation": "gptq 4-bit"}, "vllm", "gptq 4-bit"),
         ({"tensors": (TensorFact("w", "F8_E4M3", (1,), 1),)}, "vllm", "weights stored as F8_E4M3"),
-        ({"architecture": "llama", "source": "gguf", "quantisation": "Q4_K",
-          "tensors": (TensorFact("w", "Q4_K", (256,), 144),)},
-         "llamacpp", "weights stored as Q4_K"),
+        ({"architecture": "llama", "source": "gguf", "quantisation": "Q3_K",
+          "tensors": (TensorFact("w", "Q3_K", (256,), 110),)},
+         "llamacpp", "weights stored as Q3_K"),
         ({"architecture": "llama", "source": "gguf", "quantisation": "Q4_1",
           "tensors": (TensorFact("w", "Q4_1", (32,), 20),)}, "own", None),
     ],

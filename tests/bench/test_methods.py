@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.bench.methods_fakes import Hub, command, facts, head_facts, reader, ways
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.arms import Speculation
 from wager.bench.methods.engines import Target, engines, known_engine
 from wager.bench.methods.find import find
 from wager.bench.methods.heads import KINDS, Head, heads
 from wager.bench.methods.pairs import Adds, Draft, speculation_of
-from wager.bench.methods.report import count, size
+from wager.bench.spelling import count, size
 from wager.errors import ConfigError
 from wager.models.facts.read import TensorFact
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as Backend
 
 from tests.hub import fake_hub, point_library_at
 from tests.models.test_tokenizer import PIECES
-from tests.tiny import SPECIALS, tokenizer_json, write_tiny_gguf
+from tests.tiny import ADDS_BOS, SPECIALS, tokenizer_json
+from tests.tiny_gguf import write_tiny_gguf
 from wager.arms import parse_arms
 from wager.bench.logs.records import Recorded
 from wager.bench.replay.report import Asked, notes
@@ -60,13 +61,7 @@ def test_no_space_comes_before_an_answer_that_has_none() -> None:
 
 def test_a_start_token_that_is_written_out_is_not_doubled() -> None:
     """Prompts that a server logged begin with it; the tokenizer adds it too."""
-    raw = tokenizer_json(288)
-    raw["post_processor"] = {
-        "type": "TemplateProcessing", "pair": [],
-        "single": [{"SpecialToken": {"id": "s", "type_id": 0}},
-                   {"Sequence": {"id": "A", "type_id": 0}}],
-        "special_tokens": {"s": {"id": "s", "ids": [1], "tokens": [SPECIALS[1]]}},
-    }  # fmt: skip
+    raw = {**tokenizer_json(288), "post_processor": ADDS_BOS}
     backend = Backend.from_str(json.dumps(raw))
     tokenizer = Tokenizer(backend, name="x", digest="", vocab_size=288, bos_id=1)
     vocabulary = Vocabulary(tokenizer, frozenset(), None)

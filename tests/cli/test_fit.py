@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.hub import fake_hub, point_library_at
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.cli.main import main
 
 Capture = pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from tests.tiny import write_tiny_hf
-from wager.bench.methods.report import size
+from wager.bench.spelling import size
 from wager.cli.main import main
 
 Capture = pytest.CaptureFixture[str]

@@ -22,6 +22,7 @@ KINDS: list[tuple[WeightKind, KvKind]] = [
     ("f32", "f16"),
     ("int8", "f32"),
     ("int4", "f32"),
+    ("bf16", "f32"),
 ]
 # Groups of 1, 3 and 4 query heads, and every size of head that models in the wild have.
 SHAPES = {
@@ -209,7 +210,7 @@ def written(
     return joined(keys), joined(values)
 
 
-@pytest.mark.parametrize("kind", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
 def test_a_packed_matrix_gives_its_rows_back(ops: OpSet, kind: WeightKind) -> None:
     rng = np.random.default_rng(4)
     weight = rng.standard_normal((130, 96)).astype(np.float32)
@@ -223,9 +224,32 @@ def test_a_packed_matrix_gives_its_rows_back(ops: OpSet, kind: WeightKind) -> No
         groups = weight.reshape(130, 3, 32)
         steps = np.abs(groups).max(axis=2) / 127 if kind == "int8" else np.ptp(groups, axis=2) / 15
         bound = np.repeat(steps * 0.501 + 1e-6, 32, axis=1)
+        if kind == "bf16":
+            bound = np.abs(weight) * np.float32(2.0**-8)
         assert (np.abs(rows - weight) <= bound).all()
     in_one_piece = ops.embed(pack(ops, weight, kind, 144), np.arange(130, dtype=np.int32))
     assert same_bits(rows, in_one_piece)
+
+
+def test_bf16_is_rounded_to_the_nearest_and_computed_as_f32(ops: OpSet) -> None:
+    rng = np.random.default_rng(7)
+    weight = (rng.standard_normal((50, 96)) * 10.0 ** rng.integers(-30, 30, (50, 1))).astype(
+        np.float32
+    )
+    # One above, at and below the middle between two, of which the even one is taken.
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F817FFF], np.uint32)
+    weight[0, :4] = bits.view(np.float32)
+    rounded = pack(ops, weight, "bf16")
+    rows = ops.embed(rounded, np.arange(50, dtype=np.int32))
+    assert rows[0, :4].view(np.uint32).tolist() == [0x3F800000, 0x3F820000, 0x3F810000, 0x3F810000]
+    assert not (rows.view(np.uint32) & 0xFFFF).any()
+    assert (np.abs(rows - weight) <= np.abs(weight) * 2.0**-8).all()
+    x = rng.standard_normal((5, 96)).astype(np.float32)
+    every, ones = np.arange(5, dtype=np.int32), np.ones(96, np.float32)
+    found = ops.logits(ones, EPS, rounded, x, every)
+    assert same_bits(found, ops.logits(ones, EPS, pack(ops, rows, "f32"), x, every))
+    with pytest.raises(ModelError, match="too large for bf16"):
+        pack(ops, np.full((1, 96), np.finfo(np.float32).max, np.float32), "bf16")
 
 
 @pytest.mark.parametrize("levels", [(0, 16), (3, 12), (5, 6)])

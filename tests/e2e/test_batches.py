@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 
 from tests.recipes import answer, assert_same, ngram, prompts, recipe, run_all
 from wager import LLM, SamplingParams
-from wager.types import RequestOutput
+from wager.drafters.base import DraftQuery
+from wager.types import Draft, RequestOutput
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
 
@@ -70,10 +71,47 @@ def test_repeated_words_beside_a_mate_that_never_drafts(make_llm: Callable[..., 
     expected = solo(llm, requests)
     llm.set_speculation(ngram(4, low=2, high=5))
     alone = [answer(llm, p, s) for p, s in requests]
-    paired = [run_all(llm, [(mate, GREEDY), request])[1] for request in requests]
+    assert llm.engine.stats.counts.accepted > 0
+    drafted: list[int] = []
+    bets = llm.engine.bets
+    assert bets is not None
+    propose = bets.drafters.propose
+
+    def heard(queries: Sequence[DraftQuery]) -> list[Draft]:
+        drafts = propose(queries)
+        drafted.extend(q.request for q, d in zip(queries, drafts, strict=True) if d.tokens)
+        return drafts
+
+    bets.drafters.propose = heard  # type: ignore[method-assign]
+    own = replace(GREEDY, speculation={"enabled": False})
+    paired = [run_all(llm, [(mate, own), request])[1] for request in requests]
+    # Only every second request may draft.
+    assert len(set(drafted)) > 10
+    assert {number % 2 for number in drafted} == {max(drafted) % 2}
     for plain, one, two in zip(expected, alone, paired, strict=True):
         assert_same(plain, one)
         assert_same(plain, two)
+
+
+def test_a_batch_without_any_draft(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    requests = [(p, replace(GREEDY, max_tokens=12)) for p in prompts(10, 288, 4)]
+    expected = solo(llm, requests)
+    llm.set_speculation(recipe("Oracle", 4, texts=[]))
+    bets = llm.engine.bets
+    assert bets is not None
+    asked: list[int] = []
+    propose = bets.drafters.propose
+
+    def heard(queries: Sequence[DraftQuery]) -> list[Draft]:
+        asked.append(len(queries))
+        return propose(queries)
+
+    bets.drafters.propose = heard  # type: ignore[method-assign]
+    for plain, one in zip(expected, run_all(llm, requests), strict=True):
+        assert_same(plain, one)
+    assert max(asked) > 1
+    assert llm.engine.stats.counts.drafted == 0
 
 
 def test_seeds_hold_in_any_company(make_llm: Callable[..., LLM]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.recipes import ngram, prompts, run_all
-from tests.tiny import write_tiny_gguf
+from tests.tiny_gguf import write_tiny_gguf
 from wager import LLM, SamplingParams
 
 

@@ -1,7 +1,7 @@
 """The part of the op set that loading needs, with packing that a test can read back.
 
-f32 is stored as it is; int8 as groups of 32 with one float32 scale each: bytes of row r are its
-k/32 scales, then its k values.
+f32 is stored as it is, and so is bf16; int8 as groups of 32 with one float32 scale each: bytes of
+row r are its k/32 scales, then its k values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PlainOps:
         self.largest_piece = 0
 
     def packed_bytes(self, n: int, k: int, kind: str) -> int:
-        if kind == "f32":
+        if kind in ("f32", "bf16"):
             return 4 * n * k
         assert k % GROUP == 0
         return n * (k + 4 * (k // GROUP))
@@ -42,7 +42,7 @@ class PlainOps:
         self.packed_rows += rows
         self.largest_piece = max(self.largest_piece, weight.nbytes)
         target = out.reshape(n, -1)[first_row : first_row + rows]
-        if kind == "f32":
+        if kind in ("f32", "bf16"):
             target[:] = weight.view(np.uint8)
             return
         groups = weight.reshape(rows, k // GROUP, GROUP)
@@ -54,7 +54,7 @@ class PlainOps:
         )
 
     def matrix(self, data: Bytes, n: int, k: int, kind: str) -> F32:
-        if kind == "f32":
+        if kind in ("f32", "bf16"):
             return data.view(np.float32).reshape(n, k)
         rows = data.reshape(n, -1)
         scales = np.ascontiguousarray(rows[:, : 4 * (k // GROUP)]).view(np.float32)

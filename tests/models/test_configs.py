@@ -9,7 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.models.load import open_checkpoint
 from wager.models.rope import frequencies, rope_table
@@ -23,7 +24,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_f
     ("config", "fragment"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
         ({"architectures": "LlamaForCausalLM"}, "is not supported"),
         ({"architectures": None, "model_type": "gpt2"}, "gpt2"),
         ({"architectures": ["Qwen3NextForCausalLM"]}, "it has recurrent layers"),
@@ -31,7 +32,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_f
         ({"mlp_bias": True}, "mlp_bias is True; it must be False"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be 'silu'"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config"),
         ({"sliding_window": 4096}, "sliding_window"),
         (
             {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
@@ -162,7 +163,7 @@ def edit_gguf(path: Path, key: str, value: Any, kind: gguf.GGUFValueType) -> Pat
 @pytest.mark.parametrize(
     ("key", "value", "kind", "fragment"),
     [
-        ("llama.expert_count", 8, "UINT32", "llama.expert_count' = 8"),
+        ("llama.expert_weights_scale", 2.0, "FLOAT32", "expert_weights_scale' = 2.0"),
         ("llama.rope.scaling.type", "dynamic", "STRING", "rope scaling 'dynamic'"),
         ("llama.logit_scale", 0.5, "FLOAT32", "logit_scale"),
         ("llama.a_new_setting", 1, "UINT32", "a_new_setting"),
@@ -196,10 +197,4 @@ def test_gguf_scaling(tmp_path: Path) -> None:
 def test_gguf_of_another_architecture(tmp_path: Path, architecture: str) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", architecture=architecture)
     with pytest.raises(UnsupportedModel, match=f"architecture '{architecture}' is not supported"):
-        open_checkpoint(str(path))
-
-
-def test_gguf_tensor_types_refused_by_name(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "m.gguf", tensor_type="Q5_0")
-    with pytest.raises(UnsupportedModel, match="Q5_0; what works: F32, F16, BF16, Q8_0, Q4_0"):
         open_checkpoint(str(path))

@@ -20,9 +20,9 @@ from tests.models.families import (
     dense,
     facts_of,
 )
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import ModelError, UnsupportedModel
-from wager.models.facts.gguf import part_names
 from wager.models.facts.read import read_facts
 from wager.models.gguf_file import SIZES, read_gguf
 from wager.models.load import resolve
@@ -73,31 +73,6 @@ def test_block_sizes_are_those_of_the_format() -> None:
     from gguf.constants import GGML_QUANT_SIZES
 
     assert {kind.name: size for kind, size in GGML_QUANT_SIZES.items()} == SIZES
-
-
-def test_parts_of_a_gguf_are_added(tmp_path: Path) -> None:
-    whole = read_facts(str(write_tiny_gguf(tmp_path / "m.gguf")))
-    write_tiny_gguf(tmp_path / "p-00001-of-00002.gguf", layers=2)
-    assert part_names("p-00002-of-00002.gguf")[0] == "p-00001-of-00002.gguf"
-    with pytest.raises(ModelError, match=r"p-00002-of-00002\.gguf: is missing"):
-        read_facts(str(tmp_path / "p-00001-of-00002.gguf"))
-    _extra_part(tmp_path / "p-00002-of-00002.gguf")
-    for name in part_names("p-00002-of-00002.gguf"):
-        facts = read_facts(str(tmp_path / name))
-        assert facts.parameters == whole.parameters + 64
-        assert facts.num_layers == 2
-
-
-def _extra_part(path: Path) -> None:
-    import gguf
-    import numpy as np
-
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("blk.1.extra.weight", np.zeros(64, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.hub import COMMIT, Hub, fake_hub, point_library_at
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import CorruptFile, ModelError
 from wager.models.facts.read import ModelFacts, read_facts
 

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.tiny import write_tiny_gguf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.models.gguf_file import GgufFile, parse_gguf, read_gguf
 
@@ -120,7 +120,7 @@ LIES = {
     "product of sizes": (file(tensors=[tensor("t", [1 << 30, 1 << 30])]), "elements"),
     "size zero": (file(tensors=[tensor("t", [0])]), "0 elements"),
     "tensor type": (file(tensors=[tensor("t", [32], kind=77)], data=128), "has type 77"),
-    "row and block": (file(tensors=[tensor("t", [33], kind=8)], data=128), "no multiple of 32"),
+    "row and block": (file(tensors=[tensor("t", [33], kind=8)], data=128), "rows of 33 values"),
     "offset not aligned": (file(tensors=[tensor("t", [8], offset=4)], data=128), "not aligned"),
     "offset": (file(tensors=[tensor("t", [8], offset=1 << 40)], data=128), "ends at byte"),
     "data cut": (file(tensors=[tensor("t", [32])], data=127), "ends at byte"),
@@ -144,10 +144,12 @@ def test_a_lie_is_one_clear_line(lie: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "fragment"),
     [
-        (file(version=1), "version 1; 2 and 3 work"),
-        (file(version=3 << 24), "big-endian"),
-        (file(tensors=[tensor("t", [256], kind=12)], data=256), "Q4_K; what works: F32, F16, BF16"),
-        (file(tensors=[tensor("t", [256], kind=14)], data=256), "Q6_K"),
+        (file(version=1), "is GGUF version 1; 2 and 3 work: convert the model again with a newer "),
+        (file(version=4), "is GGUF version 4; 2 and 3 work: update wager"),
+        (file(version=3 << 24), "is a big-endian GGUF; little-endian works: convert the model "),
+        (file(version=2 << 24), "is a big-endian GGUF"),
+        (file(tensors=[tensor("t", [256], kind=10)], data=256), "Q2_K; what works: F32, F16, BF16"),
+        (file(tensors=[tensor("t", [256], kind=23)], data=256), "IQ4_XS"),
     ],
 )
 def test_what_is_not_supported_is_named(raw: bytes, fragment: str) -> None:
@@ -165,7 +167,7 @@ def test_every_cut_is_noticed(tmp_path: Path) -> None:
     for length in [*range(0, header, 7), header, header + 1, end // 2, end - 1]:
         with pytest.raises(CorruptFile):
             parse(raw[:length])
-    assert parse(raw[:end]).tensors == read_gguf(path).tensors
+    assert parse_gguf(io.BytesIO(raw[:end]), end, path).tensors == read_gguf(path).tensors
 
 
 def test_a_file_that_lies_about_its_own_size() -> None:
@@ -186,17 +188,40 @@ def test_strings_that_are_not_utf8_are_refused_when_asked_for() -> None:
         parsed.numbers("k")
 
 
-def test_version_2_and_alignment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_versions_and_alignment(version: int) -> None:
     raw = file(
         [entry("general.alignment", 4, struct.pack("<I", 64))],
         [tensor("a", [4, 2]), tensor("b", [3], offset=64)],
-        version=2,
+        version=version,
     )
     raw += b"\0" * (-len(raw) % 64) + np.arange(32, dtype="<f4").tobytes()
     parsed = parse(raw)
     assert parsed.tensors["a"].shape == (2, 4)
     assert parsed.tensors["b"].offset % 64 == 0
     assert parsed.tensors["b"].offset == parsed.tensors["a"].offset + 64
+
+
+def test_a_big_endian_file_of_the_gguf_package(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("a", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="big-endian"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+def test_a_model_of_version_2(tmp_path: Path) -> None:
+    """The two differ in the number alone."""
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    raw = path.read_bytes()
+    assert raw[4:8] == struct.pack("<I", 3)
+    path.write_bytes(raw[:4] + struct.pack("<I", 2) + raw[8:])
+    old = read_gguf(path)
+    assert old.strings("tokenizer.ggml.tokens")[:2] == ["<|endoftext|>", "<|im_start|>"]
+    assert len(old.tensors) == 20
 
 
 def test_no_file(tmp_path: Path) -> None:

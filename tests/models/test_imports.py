@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tiny import write_tiny_gguf
+from tests.tiny_gguf import write_tiny_gguf
 
 PROGRAM = """
 import sys

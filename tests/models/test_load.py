@@ -17,9 +17,9 @@ from tests.tiny import (
     Shape,
     random_weights,
     write_safetensors,
-    write_tiny_gguf,
     write_tiny_hf,
 )
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import ConfigError, CorruptFile, ModelError, UnsupportedModel
 from wager.models.load import Model, load_model, open_checkpoint, resolve
 from wager.models.packed import packed_files, packing_id
@@ -88,7 +88,7 @@ def test_narrow_types(tmp_path: Path, dtype: str) -> None:
     assert np.array_equal(hf.embed, gguf.embed)
     assert np.array_equal(hf.layers[0].qkv, gguf.layers[0].qkv)
     whole = load(write_tiny_hf(tmp_path / "f32"))
-    assert hf.weights == "f32"
+    assert hf.weights == gguf.weights == {"F16": "f32", "BF16": "bf16"}[dtype]
     assert np.abs(hf.embed - whole.embed).max() < 0.01 * np.abs(whole.embed).max()
 
 

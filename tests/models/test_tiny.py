@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from tests.tiny import write_tiny_gguf, write_tiny_hf
+from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_weights import TINY_FAMILIES
 from wager.models.load import open_checkpoint
 

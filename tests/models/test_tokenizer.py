@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from tests.tiny import SPECIALS, tokenizer_json, write_tiny_gguf, write_tiny_hf
+from tests.tiny import SPECIALS, tokenizer_json, write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import CorruptFile, ModelError, RequestError, UnsupportedModel
 from wager.models.gguf_file import read_gguf
 from wager.models.gguf_tokenizer import from_gguf

@@ -30,6 +30,18 @@ def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose("auto", None).name == "reference"
 
 
+def test_with_an_extension_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("GLIBCXX_3.4.99 not found")
+
+    monkeypatch.setattr(select, "find_spec", lambda name: object())
+    monkeypatch.setattr(select, "import_module", broken)
+    with pytest.raises(ConfigError, match=r"ops: .*does not load .*GLIBCXX_3\.4\.99.*reinstall"):
+        choose("native", None)
+    with pytest.warns(RuntimeWarning, match=r"slower.*GLIBCXX_3\.4\.99.*reinstall"):
+        assert choose("auto", None).name == "reference"
+
+
 @pytest.mark.skipif(not NATIVE, reason="the extension was not built")
 def test_threads() -> None:
     assert choose("native", 3).threads == 3
@@ -38,13 +50,13 @@ def test_threads() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
 def test_hyperthreads_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(select, "cgroup_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 6})
     monkeypatch.setattr(select, "_core_of", lambda cpu: str(cpu % 4))
     assert select.physical_cores() == 4
-    monkeypatch.setattr(select, "_cgroup_quota", lambda: 2.5)
+    monkeypatch.setattr(select, "cgroup_quota", lambda: 2.5)
     assert select.physical_cores() == 2
-    monkeypatch.setattr(select, "_cgroup_quota", lambda: 0.5)
+    monkeypatch.setattr(select, "cgroup_quota", lambda: 0.5)
     assert select.physical_cores() == 1
 
 
@@ -57,10 +69,10 @@ def test_quota_of_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
         return texts[str(path)]
 
     monkeypatch.setattr(Path, "read_text", read)
-    assert select._cgroup_quota() == 1.5
+    assert select.cgroup_quota() == 1.5
     texts["/sys/fs/cgroup/cpu.max"] = "max 100000\n"
-    assert select._cgroup_quota() is None
+    assert select.cgroup_quota() is None
     texts.clear()
     texts["/sys/fs/cgroup/cpu/cpu.cfs_quota_us"] = "-1\n"
     texts["/sys/fs/cgroup/cpu/cpu.cfs_period_us"] = "100000\n"
-    assert select._cgroup_quota() is None
+    assert select.cgroup_quota() is None

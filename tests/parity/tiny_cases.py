@@ -122,6 +122,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "qwen3moe": {"family": "qwen3moe", "tied": False},
+    "qwen3moe_not_normalised": {
+        "family": "qwen3moe", "layers": 3, "head_dim": 32, "config": {"norm_topk_prob": False},
+    },
+    "mixtral": {"family": "mixtral", "tied": False},
+    "mixtral_window": {"family": "mixtral", "config": {"sliding_window": 24}},
     "olmo2": {"family": "olmo2", "tied": False},
     "olmo2_wide_heads": {"family": "olmo2", "kv_heads": 1, "head_dim": 32},
     "granite": {"family": "granite"},

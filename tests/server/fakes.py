@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.server.asgi import Exchange, played
 from tests.server.metrics_fakes import engine
-from tests.tiny import CHAT_TEMPLATE, SPECIALS, tokenizer_json
+from tests.tiny import ADDS_BOS, CHAT_TEMPLATE, SPECIALS, tokenizer_json
 from wager.config import EngineConfig, SamplingParams
 from wager.engine.snapshot import Snapshot
 from wager.models.hf_tokenizer import from_directory
@@ -47,11 +47,14 @@ TALK_TEMPLATE = (
 """Knows tools, as Hermes models do, and can open the reasoning itself."""
 
 
-def tokenizer(directory: Path, template: str = CHAT_TEMPLATE) -> Tokenizer:
+def tokenizer(
+    directory: Path, template: str = CHAT_TEMPLATE, *, adds_bos: bool = False
+) -> Tokenizer:
     """The byte-level tokenizer of the tiny models, with this chat template."""
     directory.mkdir(parents=True, exist_ok=True)
+    raw = tokenizer_json(VOCABULARY) | ({"post_processor": ADDS_BOS} if adds_bos else {})
     settings = {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2], "add_bos_token": False}
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer_json(VOCABULARY)))
+    (directory / "tokenizer.json").write_text(json.dumps(raw))
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "chat_template.jinja").write_text(template)
     return from_directory(directory)

@@ -16,7 +16,7 @@ from tests.recipes import PATIENCE_S
 from tests.server.asgi import Exchange, played
 from tests.server.fakes import CHAT, TALK_TEMPLATE, TEXT, Client, FakeLLM, Say, tokenizer
 from wager.models.tokenizer import Tokenizer
-from wager.server import fields, limits, service, tokens
+from wager.server import completions, fields, limits, service, tokens
 
 TALK = {"messages": [{"role": "user", "content": "a"}]}
 GOOD: dict[str, dict[str, Any]] = {
@@ -139,6 +139,36 @@ def test_each_prompt_has_a_place_in_the_queue(spell: Tokenizer) -> None:
         exchange.leave()
         await playing
         assert of.service.in_flight == 0
+
+    asyncio.run(run())
+
+
+def test_more_prompts_than_there_may_be_keep_nobody_out(
+    spell: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, began = threading.Event(), threading.Event()
+    prepared = completions._prepared
+
+    def held(body: Any, service: Any) -> Any:
+        if len(body.prompt) > 2:
+            began.set()
+            assert go.wait(PATIENCE_S)
+        return prepared(body, service)
+
+    monkeypatch.setattr(completions, "_prepared", held)
+    of = client(spell)
+
+    async def run() -> None:
+        many = Exchange(**of.request(TEXT, {"prompt": ["a"] * 100_000}))
+        playing = asyncio.ensure_future(many.play(of.app))
+        try:
+            assert await asyncio.to_thread(began.wait, PATIENCE_S)
+            assert of.service.in_flight == of.service.options.max_prompts
+            reply = await Exchange(**of.request(TEXT, GOOD[TEXT])).play(of.app)
+            assert reply.status == 200
+        finally:
+            go.set()
+        assert (await playing).status == 400
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.server.fakes import (
     CHAT,
     TALK_TEMPLATE,
+    TEXT,
     Client,
     FakeLLM,
     Message,
@@ -337,13 +339,23 @@ def test_a_message_goes_on(spell: Tokenizer) -> None:
     assert error["param"] == "continue_final_message"
 
 
-def test_special_tokens_are_added_on_demand_alone(spell: Tokenizer) -> None:
-    told = client(spell, spelled(spell, "a"))
+def test_special_tokens_are_added_on_demand_alone(tmp_path: Path) -> None:
+    starts = tokenizer(tmp_path, TALK_TEMPLATE, adds_bos=True)
+    told = client(starts, spelled(starts, "a"))
     told.whole(CHAT, {"messages": HI})
     told.whole(CHAT, {"messages": HI, "add_special_tokens": True})
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    expected = [spell.encode(text, add_special=special) for special in (False, True)]
-    assert [asked.prompt for asked in told.llm.asked] == expected
+    plain = starts.encode(text, add_special=False)
+    assert [asked.prompt for asked in told.llm.asked] == [plain, [1, *plain]]
+
+
+def test_an_empty_text_with_a_start_token_is_a_prompt(spell: Tokenizer, tmp_path: Path) -> None:
+    starts = tokenizer(tmp_path, TALK_TEMPLATE, adds_bos=True)
+    told = client(starts, spelled(starts, "a"))
+    told.whole(TEXT, {"prompt": ""})
+    assert [asked.prompt for asked in told.llm.asked] == [[1]]
+    assert told.refused(TEXT, {"prompt": "", "add_special_tokens": False})["param"] == "prompt"
+    assert client(spell, spelled(spell, "a")).refused(TEXT, {"prompt": ""})["param"] == "prompt"
 
 
 @pytest.mark.parametrize(

@@ -43,3 +43,23 @@ def shares_by_source(counts: Mapping[str, Drafted]) -> str:
         f"{own.drafted:,} tokens accepted"
         for source, own in ordered
     )
+
+
+_ROUNDS_UP: Final = 0.9995
+"""Of the next unit: 999.9 MB has three digits as 1 GB only."""
+
+
+def size(nbytes: float) -> str:
+    """Bytes in powers of ten, as `wager ls` gives them."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= _ROUNDS_UP * scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def count(number: int) -> str:
+    """A number of parameters."""
+    for unit, scale in (("B", 1e9), ("M", 1e6)):
+        if number >= _ROUNDS_UP * scale:
+            return f"{number / scale:.3g} {unit}"
+    return str(number)

@@ -16,7 +16,7 @@ from wager.errors import WagerError
 
 VERBS: Final = (
     "pull", "ls", "rm", "run", "serve", "bench", "tune", "report", "methods", "fit", "replay",
-    "memory", "translate",
+    "memory", "translate", "doctor",
 )  # fmt: skip
 """In the order of `wager --help`; verb v is the function v of module wager.cli.v, or a group of
 functions."""
@@ -55,8 +55,9 @@ def build() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    0 done; 2 something that the user can put right, with one line on standard error; 130
-    interrupted. A reader that goes away (a closed pipe) ends the command without a word.
+    0 done; 1 `wager doctor` found that wager does not run here; 2 something that the user can put
+    right, with one line on standard error; 130 interrupted. A reader that goes away (a closed pipe)
+    ends the command without a word.
     """
     with warnings.catch_warnings():
         warnings.showwarning = _warn

@@ -30,7 +30,7 @@ Tokenizer = Annotated[
                       "hub. No weights are read."),
 ]  # fmt: skip
 Weights = Annotated[
-    str, typer.Option("--weights", help="auto, f32, int8 or int4.", rich_help_panel=ENGINE)
+    str, typer.Option("--weights", help="auto, f32, bf16, int8 or int4.", rich_help_panel=ENGINE)
 ]
 Kv = Annotated[
     str, typer.Option("--kv", help="Type of keys and values: auto, f32 or f16.",

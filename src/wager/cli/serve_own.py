@@ -38,8 +38,8 @@ OWN: Final = (*_SETTINGS, *_BATCH, *_SIMPLE, *_READ)
 
 Weights = Annotated[
     str | None,
-    typer.Option("--weights", help="auto, f32, int8 or int4. Default: auto.", show_default=False,
-                 rich_help_panel=ENGINE),
+    typer.Option("--weights", help="auto, f32, bf16, int8 or int4. Default: auto.",
+                 show_default=False, rich_help_panel=ENGINE),
 ]  # fmt: skip
 Kv = Annotated[
     str | None,
@@ -286,7 +286,11 @@ def name_of(model: str) -> str:
     path = Path(model)
     if path.name in ("", ".."):
         path = path.resolve()
-    return (path.stem if path.suffix == ".gguf" else path.name) or model
+    if path.suffix != ".gguf":
+        return path.name or model
+    from wager.models.gguf_parts import title
+
+    return title(path)
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

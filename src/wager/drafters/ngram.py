@@ -51,13 +51,13 @@ class LookupOptions:
     cyclic: bool = True
 
     def __post_init__(self) -> None:
-        low, high = self.prompt_lookup_min, self.prompt_lookup_max
-        given = low if high is None else high
-        for name, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
-            value = value if value is not None else given
-            value = _DEFAULT_LOOKUP if value is None else value
+        bounds = {name: getattr(self, name) for name in ("prompt_lookup_min", "prompt_lookup_max")}
+        given = {name: value for name, value in bounds.items() if value is not None}
+        for name, value in given.items():
             whole(name, value, 1, MAX_LOOKUP)
-            object.__setattr__(self, name, value)
+        other = next(iter(given.values()), _DEFAULT_LOOKUP)
+        for name in bounds:
+            object.__setattr__(self, name, given.get(name, other))
         shortest, longest = self.bounds
         if shortest > longest:
             raise ConfigError(

@@ -100,7 +100,9 @@ class Bets:
             return
         started = time.perf_counter()
         for sequence in over:
-            if len(sequence.tokens) > sequence.request.prompt_length:
+            # An answer of one token teaches nothing, and everybody would wait while its prompt is
+            # read for it.
+            if len(sequence.tokens) > sequence.request.prompt_length + 1:
                 self._tell(sequence)
             self.drafters.release(sequence.number)
         self._gone.extend(s.number for s in over)

@@ -135,7 +135,7 @@ class LlamaCppBackend(ServerBackend):
         )
 
     def _program(self) -> str:
-        return program.find(self.options.program, "llama-server", self.name)
+        return program.find(self.options.program, self.name)
 
     def _flags(self) -> flags.Flags:
         return flags.ask([self._program(), "--help"])

@@ -142,7 +142,7 @@ class OllamaBackend(ServerBackend):
         return str(tag or self.model)
 
     def _program(self) -> str:
-        return program.find(self.options.program, "ollama", self.name)
+        return program.find(self.options.program, self.name)
 
     def _stored(self, model: str) -> Stored | None:
         given = {**os.environ, **self.options.environment}.get("OLLAMA_MODELS")

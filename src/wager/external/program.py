@@ -6,12 +6,23 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from wager.errors import ConfigError
 
+PROGRAMS: Final = {
+    "vllm": "vllm",
+    "llamacpp": "llama-server",
+    "sglang": "sglang",
+    "ollama": "ollama",
+}
+"""What the engines' programs are called on PATH."""
 
-def find(given: str | None, name: str, engine: str) -> str:
-    """The path of ``given``, or of ``name`` on PATH. Raises ConfigError with what to do."""
+
+def find(given: str | None, engine: str) -> str:
+    """The path of ``given``, or of the engine's program on PATH. Raises ConfigError with what to
+    do."""
+    name = PROGRAMS[engine]
     found = shutil.which(given or name)
     if found is not None:
         return str(Path(found).absolute())

@@ -95,7 +95,7 @@ class SglangBackend(ServerBackend):
         return path, body
 
     def _serve(self) -> list[str]:
-        found = program.find(self.options.program, "sglang", self.name)
+        found = program.find(self.options.program, self.name)
         name = Path(found).name
         if name.startswith("python"):
             return [found, "-m", "sglang.launch_server"]

@@ -173,7 +173,7 @@ class VllmBackend(ServerBackend):
         vllm_wire.read(event, reply)
 
     def _program(self) -> str:
-        return program.find(self.options.program, "vllm", self.name)
+        return program.find(self.options.program, self.name)
 
     def _serve(self) -> list[str]:
         found = self._program()

@@ -7,7 +7,7 @@ head, whatever the file holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.ops.base import F32
 from wager.shape import ModelConfig, Rope
+from wager.types import WeightKind
 
 if TYPE_CHECKING:
     from wager.models.generation import GenerationConfig
@@ -31,7 +32,7 @@ MAX_CONTEXT: Final = 1 << 20
 
 WHAT_WORKS: Final = (
     "what works: models of the llama architecture, as a directory in Hugging Face layout "
-    "(safetensors) or a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1)"
+    "(safetensors) or a GGUF file (F32, F16, BF16, Q4_0 to Q8_0, Q4_K to Q6_K, IQ4_NL)"
 )
 
 
@@ -51,7 +52,8 @@ class StoredTensor:
 class Checkpoint:
     """A model on disk, checked but not read.
 
-    ``quantised`` says that its matrices are stored in 8 bits or fewer. ``fingerprint`` is a
+    ``weights`` is how it is run where nobody says: as it is stored, bf16 or f32, or in int8 where
+    that is in 8 bits or fewer. ``fingerprint`` is a
     sha256 over paths, sizes, times and headers: it changes whenever the files do.
     """
 
@@ -59,7 +61,7 @@ class Checkpoint:
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
-    quantised: bool
+    weights: WeightKind
     fingerprint: str
     tokenizer: Callable[[], Tokenizer]
     generation: Callable[[Tokenizer], GenerationConfig]
@@ -125,6 +127,14 @@ def quoted(value: object, limit: int = 60) -> str:
     """Text from a file for a message: escaped, so that it stays on one line, and cut."""
     text = repr(value[: 2 * limit] if isinstance(value, str) else value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def weights_of(dtypes: Iterable[str]) -> WeightKind:
+    """How matrices of these types are run where nobody says."""
+    found = set(dtypes)
+    if found - set(STORED_DTYPES):
+        return "int8"
+    return "bf16" if found == {"BF16"} else "f32"
 
 
 STORED_DTYPES: Final[dict[str, np.dtype[Any]]] = {

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 SILU: Final = ("silu", "swish")
+MAX_EXPERTS: Final = 1024
 GELU: Final = ("gelu_pytorch_tanh", "gelu_fast", "gelu_new")
-Windows: TypeAlias = Literal["none", "all", "last", "pattern"]
+Windows: TypeAlias = Literal["none", "all", "used", "last", "pattern"]
 """Which layers see only the last ``sliding_window`` positions: none; all; with
-``use_sliding_window`` those from ``max_window_layers`` on; all but each
+``use_sliding_window`` all, or those from ``max_window_layers`` on; all but each
 ``sliding_window_pattern``-th."""
 
 # What some other family computes, or some other code of this one: left out, or as if it were.
@@ -51,7 +52,8 @@ class Family:
     ``name`` is GGUF's. ``windows`` follow the config's keys, and its ``layer_types`` where the
     family ``names_layers``. ``fused`` says that q, k and v are one tensor, and so are gate and up.
     ``norm_offset`` is what norm weights are stored less by in Hugging Face files. ``neighbours``
-    says that GGUF stores rotary pairs as rows 2i and 2i + 1.
+    says that GGUF stores rotary pairs as rows 2i and 2i + 1. ``experts`` are the names, in Hugging
+    Face files, of what stands in place of an MLP; ``#`` is the number of an expert.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Family:
     fused: bool = False
     norm_offset: float = 0.0
     neighbours: bool = False
+    experts: Mapping[str, str] | None = None
 
 
 _QWEN_DEFAULTS: Final = {
@@ -124,6 +127,27 @@ FAMILIES: Final = (
            windows="pattern", names_layers=True,
            must_be=_must_be(*_GEMMA_READS, "sliding_window_pattern", "use_qk_norm",
                             **_GEMMA_MUST_BE)),
+    Family("qwen3moe", "qwen3_moe", ("Qwen3MoeForCausalLM",), traits={"qk_norm": "head"},
+           defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4,
+                     "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+                     "norm_topk_prob": False, "sliding_window": 4096},
+           windows="used",
+           must_be=_must_be(*_QWEN_READS, "use_qk_norm", "num_experts", attention_bias=_BOTH,
+                            decoder_sparse_step=(1,), mlp_only_layers=([],)),
+           experts={"router": "mlp.gate.weight", "gate": "mlp.experts.#.gate_proj.weight",
+                    "up": "mlp.experts.#.up_proj.weight",
+                    "down": "mlp.experts.#.down_proj.weight"}),
+    # In GGUF a mixtral is a llama with experts.
+    Family("llama", "mixtral", ("MixtralForCausalLM",), neighbours=True, windows="all",
+           defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8,
+                     "num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
+                     "rms_norm_eps": 1e-5, "rope_theta": 1000000.0},
+           must_be=_must_be("sliding_window", "num_local_experts", use_sliding_window=(True,),
+                            norm_topk_prob=(True,)),
+           experts={"router": "block_sparse_moe.gate.weight",
+                    "gate": "block_sparse_moe.experts.#.w1.weight",
+                    "up": "block_sparse_moe.experts.#.w3.weight",
+                    "down": "block_sparse_moe.experts.#.w2.weight"}),
     Family("olmo2", "olmo2", ("Olmo2ForCausalLM",),
            traits={"norms": "after", "qk_norm": "width"}, defaults={"rms_norm_eps": 1e-5},
            must_be=_must_be("use_qk_norm")),

@@ -17,7 +17,7 @@ from wager.models.facts.gguf import Metadata, sliding_layers
 from wager.models.families import Family
 from wager.models.gguf_file import GgufFile
 from wager.models.rope import yarn_factors, yarn_scale
-from wager.shape import LayerKind, ModelConfig, Rope
+from wager.shape import Experts, LayerKind, ModelConfig, Rope
 
 ROPE_TENSORS: Final = (
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
@@ -40,14 +40,17 @@ _KNOWN: Final = frozenset(
 _MUST_BE: Final[dict[str, Any]] = {
     "expert_count": 0, "expert_used_count": 0, "attention.causal": True,
     "use_parallel_residual": False, "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0,
     "attention.sliding_window": 0,
 }  # fmt: skip
 _YARN: Final = frozenset(
     {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_attn_factor"}
 )
 _WINDOW: Final = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
+_EXPERTS: Final = frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"})
 _OF_FAMILY: Final = {
-    "llama": _WINDOW,
+    "llama": _WINDOW | _EXPERTS,
+    "qwen3moe": _EXPERTS,
     "phi3": _WINDOW | {"rope.scaling.attn_factor"},
     "gemma2": _WINDOW | {"attn_logit_softcapping", "final_logit_softcapping"},
     "gemma3": _WINDOW | {"final_logit_softcapping", "rope.freq_base_swa"},
@@ -83,7 +86,8 @@ def read_config(file: GgufFile) -> tuple[ModelConfig, Family]:
         # The rows of the table count: vocab_size may know of fewer.
         vocab_size=table.shape[0],
         hidden_size=hidden,
-        intermediate_size=fields.need("feed_forward_length"),
+        intermediate_size=fields.whole("expert_feed_forward_length")
+        or fields.need("feed_forward_length"),
         num_layers=fields.layers("block_count", fields.whole("block_count")),
         num_heads=heads,
         num_kv_heads=fields.whole("attention.head_count_kv") or heads,
@@ -96,6 +100,7 @@ def read_config(file: GgufFile) -> tuple[ModelConfig, Family]:
     # Only now are the sizes known to be sane enough to make lists of their length.
     config = replace(config, **family.traits, **_constants(fields, config))
     config = replace(config, **_biases(file), **_layers(file, fields, config))
+    config = replace(config, experts=_experts(fields))
     check_config(file.path, config)
     return config, family
 
@@ -136,6 +141,17 @@ def _constants(fields: Metadata, config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _experts(fields: Metadata) -> Experts | None:
+    count = fields.whole("expert_count") or 0
+    if not count:
+        return None
+    used = fields.need("expert_used_count")
+    if used > count or count > families.MAX_EXPERTS:
+        raise CorruptFile(f"{fields.path}: {used} of {count} experts cannot be used")
+    # llama.cpp divides by the sum of the chosen in both families.
+    return Experts(count, used, normalised=True)
+
+
 def _biases(file: GgufFile) -> dict[str, Any]:
     """Biases are there or not; no key says so."""
     found = {
@@ -150,6 +166,8 @@ def _layers(file: GgufFile, fields: Metadata, config: ModelConfig) -> dict[str, 
     architecture, layers = config.architecture, config.num_layers
     windows = [window if on else 0 for on in sliding_layers(fields, architecture, layers)]
     ropes: tuple[Rope, ...] = (_rope(file, fields, config),)
+    # For granite, and for it alone, this key says whether queries and keys are turned.
+    turned = architecture != "granite" or fields.flag("rope.scaling.finetuned", default=True)
     if architecture == "gemma3":
         ropes += (Rope(fields.number("rope.freq_base_swa", _LOCAL_THETA)),)
         kinds = tuple(LayerKind(each, 1 if each else 0) for each in windows)
@@ -159,7 +177,7 @@ def _layers(file: GgufFile, fields: Metadata, config: ModelConfig) -> dict[str, 
             for index, each in enumerate(windows)
         )
     else:
-        kinds = tuple(LayerKind(each) for each in windows)
+        kinds = tuple(LayerKind(each, 0 if turned else None) for each in windows)
     return {"ropes": ropes, "kinds": () if set(kinds) == {LayerKind()} else kinds}
 
 
@@ -170,7 +188,8 @@ def _rope(file: GgufFile, fields: Metadata, config: ModelConfig) -> Rope:
         raise CorruptFile(
             f"{file.path}: rope.dimension_count is {dims}; a head has {config.head_dim}"
         )
-    rope = Rope(theta, dims=0 if dims == config.head_dim else dims)
+    attention = fields.number("rope.scaling.attn_factor", 1.0)
+    rope = Rope(theta, scale=attention, dims=0 if dims == config.head_dim else dims)
     kind = fields.get("rope.scaling.type")
     scale = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
     original = fields.whole("rope.scaling.original_context_length") or config.max_context
@@ -183,10 +202,7 @@ def _rope(file: GgufFile, fields: Metadata, config: ModelConfig) -> Rope:
     if (long is None) != (short is None):
         raise CorruptFile(f"{file.path}: one of {', '.join(ROPE_TENSORS[1:])} is missing")
     if long is not None:
-        factor = fields.number("rope.scaling.attn_factor", 1.0)
-        return replace(
-            rope, factors=short, long_factors=long, original_context=original, scale=factor
-        )
+        return replace(rope, factors=short, long_factors=long, original_context=original)
     if stored is not None:
         return replace(rope, factors=stored)
     if kind in ("llama3", "longrope"):
@@ -199,8 +215,9 @@ def _rope(file: GgufFile, fields: Metadata, config: ModelConfig) -> Rope:
         if not 0.0 < slow < fast or theta <= 1.0 or scale < 1.0:
             raise CorruptFile(f"{file.path}: the yarn settings contradict each other")
         factors = yarn_factors(theta, dims, scale, fast, slow, original)
-        attention = fields.number("rope.scaling.yarn_attn_factor", 1.0)
-        return replace(rope, factors=factors, scale=attention * yarn_scale(scale))
+        # The converter writes the model's attention factor, which takes the place of YaRN's own.
+        own = fields.number("rope.scaling.yarn_attn_factor", yarn_scale(scale))
+        return replace(rope, factors=factors, scale=attention * own)
     return replace(rope, factors=(scale,) * (dims // 2))
 
 
@@ -211,5 +228,5 @@ def _stored(file: GgufFile, name: str, pairs: int) -> tuple[float, ...] | None:
         return None
     if info.type != "F32" or info.shape != (pairs,):
         raise CorruptFile(f"{file.path}: {name} is not {pairs} F32 numbers")
-    stored = read_block(file.path, STORED_DTYPES["F32"], info.offset, pairs)
+    stored = read_block(info.path, STORED_DTYPES["F32"], info.offset, pairs)
     return tuple(stored.astype(np.float64).tolist())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
@@ -55,7 +55,10 @@ _TYPES: Final = {
 TENSOR_TYPES: Final = {number: name for number, (name, _, _) in _TYPES.items()}
 # Items and bytes per block: of every type, and of those whose items can be read here.
 SIZES: Final = {name: (items, width) for name, items, width in _TYPES.values()}
-BLOCKS: Final = {name: SIZES[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")}
+READABLE: Final = (
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q5_1", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL",
+)  # fmt: skip
+BLOCKS: Final = {name: SIZES[name] for name in READABLE}
 
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
@@ -75,8 +78,9 @@ Value: TypeAlias = int | float | bool | str | ArrayField
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor in the file. ``shape`` is row-major ([rows, columns]); ``offset`` is absolute."""
+    """A tensor in a file. ``shape`` is row-major ([rows, columns]); ``offset`` is absolute."""
 
+    path: Path
     type: str
     shape: tuple[int, ...]
     offset: int
@@ -207,8 +211,15 @@ class _Parser:
         version = self.u32("the version")
         if version not in (2, 3):
             if version & 0xFFFF == 0 and version:
-                raise UnsupportedModel(f"{self._path}: is a big-endian GGUF; little-endian works")
-            raise UnsupportedModel(f"{self._path}: is GGUF version {version}; 2 and 3 work")
+                raise UnsupportedModel(
+                    f"{self._path}: is a big-endian GGUF; little-endian works: convert the model "
+                    "with the gguf package's gguf-convert-endian"
+                )
+            # Version 1 counts in 32 bits; it was written for some weeks of 2023.
+            todo = (
+                "convert the model again with a newer llama.cpp" if version < 2 else "update wager"
+            )
+            raise UnsupportedModel(f"{self._path}: is GGUF version {version}; 2 and 3 work: {todo}")
         tensors = self.u64("the number of tensors", MAX_ENTRIES)
         return tensors, self.u64("the number of metadata entries", MAX_ENTRIES)
 
@@ -312,10 +323,14 @@ class _Parser:
         if not 1 <= elements <= MAX_ELEMENTS:
             raise self.fail(f"damaged: tensor {quoted(name)} has {elements} elements")
         if sizes[0] % items:
-            raise self.fail(f"damaged: rows of tensor {quoted(name)} are no multiple of {items}")
+            raise self.fail(
+                f"damaged: tensor {quoted(name)} has rows of {sizes[0]} values; {kind} comes in "
+                f"blocks of {items}"
+            )
         if offset % alignment:
             raise self.fail(f"damaged: the offset of tensor {quoted(name)} is not aligned")
-        return TensorInfo(kind, tuple(reversed(sizes)), offset, elements // items * width)
+        shape = tuple(reversed(sizes))
+        return TensorInfo(self._path, kind, shape, offset, elements // items * width)
 
     def place(self, tensors: dict[str, TensorInfo], start: int) -> dict[str, TensorInfo]:
         """Make offsets absolute; every tensor lies within the file, and none on another."""
@@ -329,5 +344,5 @@ class _Parser:
                     f"damaged or truncated: tensor {quoted(name)} ends at byte {start + end}, "
                     f"the file at {self._size}"
                 )
-            placed[name] = TensorInfo(info.type, info.shape, start + info.offset, info.nbytes)
+            placed[name] = replace(info, offset=start + info.offset)
         return placed

@@ -19,10 +19,12 @@ from wager.models.checkpoint import (
     Checkpoint,
     StoredTensor,
     read_block,
+    weights_of,
     widen,
 )
 from wager.models.gguf_config import ROPE_TENSORS, read_config
-from wager.models.gguf_file import BLOCKS, GgufFile, TensorInfo, read_gguf
+from wager.models.gguf_file import BLOCKS, GgufFile, TensorInfo
+from wager.models.gguf_parts import parts, read_whole, title
 from wager.models.tensors import (
     GATE_UP,
     QKV,
@@ -59,35 +61,47 @@ _PARTS: Final = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
+    "router": "ffn_gate_inp.weight",
     "mlp_post_norm": "post_ffw_norm.weight",
 }
+_EXPERTS: Final = {
+    "gate": "ffn_gate_exps.weight", "up": "ffn_up_exps.weight", "down": "ffn_down_exps.weight",
+}  # fmt: skip
 _FUSED: Final = ((QKV, "attn_qkv.weight"), (GATE_UP, "ffn_up.weight"))
 
 
-def open_gguf(path: Path, name: str) -> Checkpoint:
-    """Check a GGUF file. Raises ModelError, CorruptFile or UnsupportedModel."""
-    file = read_gguf(path)
+def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
+    """Check a GGUF file, or all parts of one. Raises ModelError, CorruptFile or UnsupportedModel.
+
+    ``name`` is the model's, if it has another than its file.
+    """
+    file = read_whole(path)
     config, family = read_config(file)
     matrices = [info for key, info in file.tensors.items() if key.startswith("blk.")]
-    status = path.stat()
-    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{file.digest}"
+    identity = "\0".join([*map(_state, parts(path)), file.digest])
     return Checkpoint(
-        name=name,
-        path=path,
+        name=name or title(path),
+        path=file.path,
         config=config,
         tensors=_tensors(file, config, family.fused, family.neighbours),
-        quantised=any(BLOCKS[info.type][0] > 1 for info in matrices),
+        weights=weights_of(info.type for info in matrices if len(info.shape) > 1),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         tokenizer=lambda: gguf_tokenizer.from_gguf(file),
         generation=lambda tokenizer: generation.of_gguf(file.path, file.metadata, tokenizer),
     )
 
 
+def _state(path: Path) -> str:
+    """What changes when a file does."""
+    status = path.stat()
+    return f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+
+
 def _tensors(
     file: GgufFile, config: ModelConfig, fused: bool, as_neighbours: bool
 ) -> dict[str, StoredTensor]:
     stored = {
-        name: StoredTensor(name, info.shape, _reader(file.path, info))
+        name: StoredTensor(name, _as_rows(info.shape), _reader(info))
         for name, info in file.tensors.items()
         if name not in ROPE_TENSORS
     }
@@ -98,6 +112,11 @@ def _tensors(
         halves = partial_halves(config.head_dim, dims)
         order = [order[row] if order and row < dims else row for row in halves]
     return tensors if order is None else in_head_order(tensors, order)
+
+
+def _as_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Matrices of experts as one, the rows of one expert after the other."""
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
 def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
@@ -111,20 +130,25 @@ def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
         for together, stored in _FUSED:
             if fused and part in together:
                 return within(f"blk.{index}.{stored}", part, together, shapes)
+        of, _, number = part.partition(".")
+        if number and config.experts is not None:
+            rows = shapes[part][0]
+            whole = config.experts.count * rows
+            return Place(f"blk.{index}.{_EXPERTS[of]}", int(number) * rows, whole)
         return Place(f"blk.{index}.{_PARTS[part]}")
 
     return place
 
 
-def _reader(path: Path, info: TensorInfo) -> Callable[[int, int], F32]:
+def _reader(info: TensorInfo) -> Callable[[int, int], F32]:
     items, width = BLOCKS[info.type]
-    columns = info.shape[1] if len(info.shape) == 2 else 1
+    columns = info.shape[-1] if len(info.shape) > 1 else 1
 
     def read(first: int, count: int) -> F32:
         rows: F32
         if items == 1:
             data = read_block(
-                path,
+                info.path,
                 STORED_DTYPES[info.type],
                 info.offset + first * columns * width,
                 count * columns,
@@ -136,8 +160,9 @@ def _reader(path: Path, info: TensorInfo) -> Callable[[int, int], F32]:
             from gguf.quants import dequantize
 
             stride = columns // items * width
-            data = read_block(path, np.dtype("u1"), info.offset + first * stride, count * stride)
+            start = info.offset + first * stride
+            data = read_block(info.path, np.dtype("u1"), start, count * stride)
             rows = dequantize(data.reshape(count, stride), GGMLQuantizationType[info.type])
-        return rows.reshape(count, columns) if len(info.shape) == 2 else rows
+        return rows.reshape(count, columns) if len(info.shape) > 1 else rows
 
     return read

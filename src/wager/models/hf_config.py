@@ -13,13 +13,11 @@ from wager.models.checkpoint import WHAT_WORKS, check_config, quoted
 from wager.models.families import Family
 from wager.models.fields import Fields
 from wager.models.hf_rope import read_ropes
-from wager.shape import LayerKind, ModelConfig
+from wager.shape import Experts, LayerKind, ModelConfig
 
 
 def read_config(path: Path, raw: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
     """The shape of the model and its family. Raises CorruptFile or UnsupportedModel."""
-    if raw.get("quantization_config") is not None:
-        raise UnsupportedModel(f"{path}: quantization_config: it must be left out")
     raw = text_part(path, raw)
     family = _family(path, raw)
     for key, allowed in family.must_be.items():
@@ -33,7 +31,7 @@ def read_config(path: Path, raw: Mapping[str, Any]) -> tuple[ModelConfig, Family
         architecture=family.name,
         vocab_size=fields.need("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.need("intermediate_size"),
+        intermediate_size=_inner(family, fields),
         num_layers=fields.layers("num_hidden_layers", fields.whole("num_hidden_layers")),
         num_heads=heads,
         num_kv_heads=fields.whole("num_key_value_heads") or heads,
@@ -46,6 +44,7 @@ def read_config(path: Path, raw: Mapping[str, Any]) -> tuple[ModelConfig, Family
     # Only now are the sizes known to be sane enough to make lists of their length.
     config = replace(config, **family.traits, **_constants(family, fields))
     config = replace(config, **_biases(family, fields), **_layers(family, fields, config))
+    config = replace(config, experts=_experts(family, fields))
     check_config(path, config)
     return config, family
 
@@ -62,10 +61,10 @@ def text_part(path: Path, raw: Mapping[str, Any]) -> Mapping[str, Any]:
                 # The head belongs to the whole.
                 "tie_word_embeddings": Fields(path, raw).flag("tie_word_embeddings", default=True),
             }
-            if inner["model_type"] != inner_kind:
+            if inner["model_type"] != inner_kind or inner.get("quantization_config") is not None:
                 raise UnsupportedModel(
-                    f"{path}: text_config: model_type is {quoted(inner['model_type'])}; it must "
-                    f"be {inner_kind!r}"
+                    f"{path}: text_config: model_type must be {inner_kind!r}, and "
+                    "quantization_config beside it, not in it"
                 )
             return inner
     return raw
@@ -98,6 +97,21 @@ def _family(path: Path, raw: Mapping[str, Any]) -> Family:
             f"be {found.model_type!r}"
         )
     return found
+
+
+def _inner(family: Family, fields: Fields) -> int:
+    key = "moe_intermediate_size" if family.model_type == "qwen3_moe" else "intermediate_size"
+    return fields.need(key)
+
+
+def _experts(family: Family, fields: Fields) -> Experts | None:
+    if family.experts is None:
+        return None
+    count = fields.need("num_local_experts", "num_experts")
+    used = fields.need("num_experts_per_tok")
+    if used > count or count > families.MAX_EXPERTS:
+        raise CorruptFile(f"{fields.path}: {used} of {count} experts cannot be used")
+    return Experts(count, used, fields.flag("norm_topk_prob"))
 
 
 def _constants(family: Family, fields: Fields) -> dict[str, Any]:
@@ -165,7 +179,8 @@ def _windows(family: Family, fields: Fields, layers: int) -> tuple[int, list[boo
     window, rule = fields.whole("sliding_window"), family.windows
     if window == 0:
         raise CorruptFile(f"{fields.path}: sliding_window is 0; a row sees at least itself")
-    if rule == "none" or (rule == "last" and not fields.flag("use_sliding_window")):
+    unused = rule in ("last", "used") and not fields.flag("use_sliding_window")
+    if rule == "none" or unused:
         window = None
     local = [window is not None] * layers
     if rule == "last" and window is not None:

@@ -19,10 +19,13 @@ from wager.models.checkpoint import (
     Checkpoint,
     StoredTensor,
     read_block,
+    weights_of,
     widen,
 )
+from wager.models.families import Family
 from wager.models.hf_config import read_config, text_part
-from wager.models.safetensors_file import TensorInfo, read_directory, read_json
+from wager.models.prequantised import INTEGERS, read_scheme, unpacked
+from wager.models.safetensors_file import READABLE, TensorInfo, read_directory, read_json
 from wager.models.tensors import (
     GATE_UP,
     QKV,
@@ -75,13 +78,17 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         raise ModelError(f"{path}: has no config.json, so it is no model directory; {WHAT_WORKS}")
     raw = read_json(path / "config.json", MAX_CONFIG)
     config, family = read_config(path / "config.json", raw)
-    infos, digest = read_directory(path)
-    whole = text_part(path / "config.json", raw) is raw
-    named = infos if whole else _text_only(infos)
-    stored = {key: _stored(key, info) for key, info in named.items() if not _DERIVED.fullmatch(key)}
+    scheme = read_scheme(path / "config.json", raw)
+    infos, digest = read_directory(path, (*READABLE, *INTEGERS) if scheme else READABLE)
+    if text_part(path / "config.json", raw) is not raw:
+        infos = _text_only(infos)
+    rounded, infos = unpacked(scheme, infos) if scheme else ({}, infos)
+    stored = rounded | {
+        key: _stored(key, info) for key, info in infos.items() if not _DERIVED.fullmatch(key)
+    }
     _drop_tied_head(path, config, stored)
     hint = "" if config.tied_head else " (tie_word_embeddings is false)"
-    tensors = collect(path, config, stored, _places(config, family.fused), hint)
+    tensors = collect(path, config, stored, _places(config, family), hint)
     identity = f"{path.resolve()}\0{sorted(raw.items(), key=lambda item: item[0])}\0{digest}"
     settings = path / "generation_config.json"
     sampling = read_json(settings, MAX_CONFIG) if settings.is_file() else {}
@@ -90,7 +97,9 @@ def open_directory(path: Path, name: str) -> Checkpoint:
         path=path,
         config=config,
         tensors=_as_computed(tensors, config, family.norm_offset),
-        quantised=False,
+        weights="int8"
+        if rounded
+        else weights_of(info.dtype for info in infos.values() if len(info.shape) > 1),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         tokenizer=lambda: hf_tokenizer.from_directory(path),
         generation=lambda tokenizer: generation.of_directory(path, raw, sampling, tokenizer),
@@ -107,7 +116,7 @@ def _text_only(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     return found
 
 
-def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
+def _places(config: ModelConfig, family: Family) -> Callable[[str], Place]:
     """Where files of this format keep each tensor."""
     shapes = layer_shapes(config)
 
@@ -121,8 +130,11 @@ def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
             after = "post_attention" if config.norms == "before" else "pre_feedforward"
             return Place(f"{layer}{after}_layernorm.weight")
         for together, stored in ((QKV, _FUSED_QKV), (GATE_UP, _FUSED_GATE_UP)):
-            if fused and part in together:
+            if family.fused and part in together:
                 return within(layer + stored, part, together, shapes)
+        of, _, number = part.partition(".")
+        if family.experts is not None and of in family.experts:
+            return Place(layer + family.experts[of].replace("#", number))
         return Place(layer + _PARTS[part])
 
     return place

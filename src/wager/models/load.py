@@ -17,7 +17,16 @@ from wager.models.packed import PackedWeights, load_packed
 from wager.models.paths import models_dir
 from wager.models.rope import rope_table
 from wager.models.tokenizer import Tokenizer
-from wager.ops.base import F32, GROUP, MATRICES, Layer, LayerWeights, Matrix, OpSet
+from wager.ops.base import (
+    F32,
+    GROUP,
+    MATRICES,
+    Layer,
+    LayerWeights,
+    Matrix,
+    OpSet,
+    in_groups,
+)
 from wager.shape import ModelConfig
 from wager.types import WeightKind
 
@@ -74,11 +83,11 @@ def resolve(name_or_path: str) -> Path:
 def open_checkpoint(name_or_path: str) -> Checkpoint:
     """Check a model on disk without reading its weights."""
     path = resolve(name_or_path)
-    name = name_or_path if name_or_path in CATALOGUE else path.resolve().stem
+    name = name_or_path if name_or_path in CATALOGUE else None
     if path.is_dir():
         from wager.models.hf_model import open_directory
 
-        return open_directory(path, name)
+        return open_directory(path, name or path.resolve().stem)
     from wager.models.gguf_model import open_gguf
 
     return open_gguf(path, name)
@@ -92,9 +101,9 @@ def load_model(
 ) -> Model:
     """Load a model over an op set.
 
-    ``weights`` auto is int8 for files of 8 bits and fewer, f32 otherwise. ``max_context`` shortens
-    the context (tokens), never lengthens it. Raises ModelError (CorruptFile, UnsupportedModel) and
-    ConfigError.
+    ``weights`` auto is int8 for files of 8 bits and fewer, bf16 for files in bf16, f32 otherwise.
+    ``max_context`` shortens the context (tokens), never lengthens it. Raises ModelError
+    (CorruptFile, UnsupportedModel) and ConfigError.
     """
     checkpoint = open_checkpoint(name_or_path)
     config = _with_context(checkpoint, max_context)
@@ -164,11 +173,12 @@ def _weight_kind(checkpoint: Checkpoint, weights: WeightKind | Literal["auto"]) 
     widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
     uneven = next((width for width in widths if width % GROUP), None)
     if weights == "auto":
-        return "int8" if checkpoint.quantised and uneven is None else "f32"
-    if weights != "f32" and uneven is not None:
+        stored = checkpoint.weights
+        return "f32" if in_groups(stored) and uneven is not None else stored
+    if in_groups(weights) and uneven is not None:
         raise ConfigError(
             f"weights: {weights} needs widths that are multiples of {GROUP}, and "
-            f"{checkpoint.path} has {uneven}; use f32"
+            f"{checkpoint.path} has {uneven}; use f32 or bf16"
         )
     return weights
 

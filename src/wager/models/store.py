@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wager.errors import ModelError
 from wager.models.catalogue import CATALOGUE
+from wager.models.gguf_parts import parts
 from wager.models.packed import PackedFile, packed_files
 from wager.models.paths import models_dir
 from wager.models.pull import is_pulled, pulled_path
@@ -51,7 +52,8 @@ def remove(name: str) -> tuple[list[Path], int]:
     For a path of the user's own only the packed weights go. Raises ModelError.
     """
     entry = CATALOGUE.get(name)
-    source = pulled_path(entry) if entry else Path(name).expanduser()
+    # Of a model in parts the first one is what packed weights are kept under.
+    source = pulled_path(entry) if entry else parts(Path(name).expanduser())[0]
     removed, freed = [], 0
     for file in packed_files():
         if file.source == str(source.resolve()):

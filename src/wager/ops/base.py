@@ -132,11 +132,11 @@ class OpSet(Protocol):
         """Pack rows [first_row, first_row + len(weight)) of an [n, k] matrix into ``out``.
 
         ``first_row`` is a multiple of PACK_ROWS; rows not packed yet are left alone. Raises
-        ModelError when a weight is not finite, or too large for half-precision scales.
+        ModelError when a weight is not finite, or too large for bf16 or half-precision scales.
 
-        int8 is symmetric: weight / scale from -127 to 127. int4 is (weight - minimum) / scale from
-        0 to 15; a group whose weights have that form already, as those of a 4-bit file, is kept
-        exactly.
+        bf16 is rounded to the nearest, ties to even. int8 is symmetric: weight / scale from -127 to
+        127. int4 is (weight - minimum) / scale from 0 to 15; a group whose weights have that form
+        already, as those of a 4-bit file, is kept exactly.
         """
         ...
 
@@ -244,12 +244,17 @@ PACK_ROWS: Final = 48
 """Rows are packed in multiples of this (both op sets), so that loading can go piece by piece."""
 
 
+def in_groups(kind: WeightKind) -> bool:
+    """Whether weights of that kind are stored in groups of GROUP."""
+    return kind in ("int8", "int4")
+
+
 def check_groups(n: int, k: int, kind: WeightKind) -> None:
     """Raise ModelError where a matrix [n, k] is not made of whole groups and has to be."""
-    if kind != "f32" and k % GROUP:
+    if in_groups(kind) and k % GROUP:
         raise ModelError(
             f"{kind} weights: a matrix of shape [{n}, {k}] cannot be packed, K must be "
-            f"a multiple of {GROUP}; use --weights f32"
+            f"a multiple of {GROUP}; use --weights f32 or bf16"
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -58,7 +58,7 @@ class NativeOps:
         self._ops: Any = _native.ops(self.instruction_set, threads)
 
     def packed_bytes(self, n: int, k: int, kind: WeightKind) -> int:
-        """Whole panels of 16 columns; int8 holds 8.5 bits per weight, int4 holds 5."""
+        """Whole panels of 16 columns; per weight int8 holds 8.5 bits, int4 holds 5."""
         check_groups(n, k, kind)
         return int(_native.packed_bytes(n, k, kind))
 
@@ -182,8 +182,31 @@ class NativeOps:
     def log_softmax(self, logits: F32, ids: Sequence[int]) -> list[float]:
         return _native.log_softmax(self._ops, logits, ids)
 
+    def read_rate(self, data: Bytes) -> float:
+        """Bytes per second that all threads together read of ``data``: the bound of a step, which
+        reads every weight."""
+        return float(_native.read_rate(self._ops, data))
+
     def close(self) -> None:
         self._ops = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """Of those that the project has. ``agrees``: its kernels give the known answers here, None
+    where this machine cannot run it."""
+
+    name: str
+    built: bool
+    agrees: bool | None
+
+
+def instruction_sets() -> list[InstructionSet]:
+    """Every instruction set, best first, as this build and this machine have it."""
+    built, usable = _native.built_instruction_sets(), dict(_native.instruction_sets())
+    return [
+        InstructionSet(name, name in built, usable.get(name)) for name in reversed(INSTRUCTION_SETS)
+    ]
 
 
 def _untouched(size: int) -> Bytes:

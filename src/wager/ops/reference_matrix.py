@@ -1,8 +1,8 @@
 """Matrices of the reference op set: how they are packed, and their product with one row.
 
-Weights keep their row-major order: "packed" bytes are the float32 rows, or the half-precision
-scales [n, K / GROUP], for int4 the minima, and then the quantised rows: a byte per weight, or for
-int4 per two weights.
+Weights keep their row-major order: "packed" bytes are the float32 rows, their upper halves, or the
+half-precision scales [n, K / GROUP], for int4 the minima, and then the quantised rows: a byte per
+weight, or for int4 per two weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import ModelError
-from wager.ops.base import F32, GROUP, PACK_ROWS, Bytes, check_groups
+from wager.ops.base import F32, GROUP, PACK_ROWS, Bytes, check_groups, in_groups
 from wager.types import WeightKind
 
 
@@ -67,8 +67,8 @@ class Matrix:
 
 
 def packed_bytes(n: int, k: int, kind: WeightKind) -> int:
-    if kind == "f32":
-        return n * k * 4
+    if not in_groups(kind):
+        return n * k * (4 if kind == "f32" else 2)
     check_groups(n, k, kind)
     groups = n * (k // GROUP)
     return groups * (2 + GROUP) if kind == "int8" else groups * (4 + GROUP // 2)
@@ -86,6 +86,9 @@ def pack_into(out: Bytes, weight: F32, first_row: int, n: int, kind: WeightKind)
     if kind == "f32":
         out.view(np.float32).reshape(n, k)[first_row:last] = weight
         return
+    if kind == "bf16":
+        out.view(np.uint16).reshape(n, k)[first_row:last] = _bf16(weight)
+        return
     # What does not fit half precision becomes infinite, and is refused.
     with np.errstate(over="ignore", invalid="ignore"):
         halves, quantised = (_int8 if kind == "int8" else _int4)(weight.reshape(-1, GROUP))
@@ -101,6 +104,9 @@ def unpacked(data: Bytes, n: int, k: int, kind: WeightKind) -> Matrix:
         raise ValueError("packed matrix: the number of bytes does not fit its shape")
     if kind == "f32":
         return Matrix(data.view(np.float32).reshape(n, k))
+    if kind == "bf16":
+        widened = data.view(np.uint16).astype(np.uint32) << 16
+        return Matrix(widened.view(np.float32).reshape(n, k))
     halves, rows = _parts(data, n, k, kind)
     if kind == "int8":
         return Matrix(rows.view(np.int8), halves[0].astype(np.float32))
@@ -125,6 +131,15 @@ def _parts(
     count = 1 if kind == "int8" else 2
     end = 2 * count * n * (k // GROUP)
     return data[:end].view(np.float16).reshape(count, n, -1), data[end:].reshape(n, -1)
+
+
+def _bf16(weight: F32) -> NDArray[np.uint16]:
+    """The upper halves of the nearest numbers that have nothing below, ties to even."""
+    bits = weight.view(np.uint32)
+    upper = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    if ((upper & 0x7F80) == 0x7F80).any():
+        raise ModelError("a weight is too large for bf16")
+    return upper.astype(np.uint16)
 
 
 def _int8(groups: F32) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:

@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import os
 import warnings
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from wager.errors import ConfigError
 from wager.ops.base import OpSet
 
-_HOW_TO_BUILD = "install g++ or clang++ (C++20) and reinstall wager"
+_HOW_TO_BUILD = "install a wheel of wager, or g++ or clang++ (C++20) and reinstall wager"
+
+
+def extension_problem() -> str | None:
+    """Why the native op set cannot be used, and what to do; None where its extension loads."""
+    if find_spec("wager._native") is None:
+        return f"the native op set was not built; {_HOW_TO_BUILD}"
+    try:
+        import_module("wager._native")
+    except ImportError as error:
+        # Built for another machine, or against libraries that are older here.
+        return f"the native op set does not load ({error}); reinstall wager on this machine"
+    return None
 
 
 def choose_op_set(name: str, threads: int | None) -> OpSet:
     """The op set by name: ``native``, ``reference``, or ``auto`` (native where it was built).
 
     ``threads`` None means one per physical core. Raises ConfigError for an unknown name, and for
-    ``native`` where the extension was not built. ``auto`` warns when it has to take the reference
-    op set.
+    ``native`` where the extension was not built or does not load. ``auto`` warns when it has to
+    take the reference op set.
     """
     if name not in ("auto", "native", "reference"):
         raise ConfigError(f"ops: must be one of auto, native, reference; got {name!r}")
     if threads is not None and threads < 1:
         raise ConfigError(f"threads: must be at least 1, got {threads}")
     if name != "reference":
-        if find_spec("wager._native") is not None:
+        problem = extension_problem()
+        if problem is None:
             from wager.ops.native import NativeOps
 
             return NativeOps(threads or physical_cores())
         if name == "native":
-            raise ConfigError(f"ops: the native op set was not built; {_HOW_TO_BUILD}")
+            raise ConfigError(f"ops: {problem}")
         warnings.warn(
-            "the native op set was not built: running on the numpy reference op set, "
-            f"which is tens of times slower; {_HOW_TO_BUILD}",
+            f"running on the numpy reference op set, which is tens of times slower: {problem}",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -50,7 +63,7 @@ def physical_cores() -> int:
     else:
         cpus = set(range(os.cpu_count() or 1))
     cores = {_core_of(cpu) for cpu in cpus}
-    quota = _cgroup_quota()
+    quota = cgroup_quota()
     count = len(cores) if quota is None else min(len(cores), int(quota))
     return max(1, count)
 
@@ -66,7 +79,7 @@ def _core_of(cpu: int) -> str:
     return str(cpu)
 
 
-def _cgroup_quota() -> float | None:
+def cgroup_quota() -> float | None:
     """CPUs that the cgroup may use, None where there is no limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

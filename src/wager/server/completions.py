@@ -42,7 +42,9 @@ async def completions(request: Request) -> Response:
         run = Run(service, asked, Head.new("cmpl", "text_completion", model), ROUTE)
         return CompletionReply(body, run, told)
 
-    return await respond(request, service, prepare, convert.count_prompts(body))
+    # More than there may be are refused once they are read: they keep nobody else out until then.
+    prompts = min(convert.count_prompts(body), service.options.max_prompts)
+    return await respond(request, service, prepare, prompts)
 
 
 def _prepared(body: CompletionBody, service: Service) -> tuple[Asked, convert.Form | None]:

@@ -106,6 +106,8 @@ def _max_tokens(body: Body) -> int | None:
     if asked == 0:
         if not prompt_only(body):
             raise RequestError("max_tokens: must be at least 1; 0 is for completions with echo")
+        if body.min_tokens:
+            raise RequestError(f"min_tokens: {body.min_tokens} is larger than max_tokens: 0")
         # The engine has no answer without a token; it is not shown.
         return 1
     name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"

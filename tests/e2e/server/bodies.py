@@ -121,9 +121,9 @@ OUTSIDE = [  # 76
 ]
 
 SEEDS = [  # 77
-    text("seed -1", EITHER, seed=-1),
-    text("seed 2^63", EITHER, seed=1 << 63),
-    text("seed 2^64", EITHER, seed=1 << 64),
+    text("seed -1", (200,), seed=-1),
+    text("seed 2^63", (200,), seed=1 << 63),
+    text("seed 2^64", seed=1 << 64),
     text("seed 2^200", seed=1 << 200),
     text("seed 1.5", EITHER, seed=1.5),
     text("seed as text", EITHER, seed="7"),
@@ -143,6 +143,8 @@ NUMBERS = [  # 78
     text("temperature as text", temperature="0"),
     text("temperature true", temperature=True),
     with_raw("top_p NaN", "top_p", "NaN"),
+    with_raw("top_p Infinity", "top_p", "Infinity"),
+    with_raw("min_p NaN", "min_p", "NaN"),
     text("top_p 0", top_p=0),
     text("top_p -1", top_p=-1),
     text("top_p 2", top_p=2),

@@ -147,6 +147,28 @@ def test_going_away_while_the_prompt_is_read(live: Live) -> None:
     live.survives()
 
 
+def test_a_long_prompt_stalls_no_other_route(served_path: Path) -> None:
+    """A step of 2,000 rows lets the interpreter go, so that the rest of the server goes on."""
+    with serving(served_path, max_batch_tokens=2048) as live:
+        bodies = [
+            {**LONG, "prompt": [3 + (number + i) % 200 for i in range(2000)], "max_tokens": 1}
+            for number in range(6)
+        ]
+        waiting = [sent(live, body) for body in bodies]
+        wait_for(lambda: live.unfinished() > 0, "nothing has begun")
+        told: list[tuple[str, int]] = []
+        while live.unfinished():
+            for path in ("/health", "/metrics"):
+                reply = live.get(path)
+                assert reply.status_code == 200
+                told.append((path, live.unfinished()))
+        for path in ("/health", "/metrics"):
+            assert any(left for of, left in told if of == path), path
+        for connection in waiting:
+            connection.close()
+        live.survives()
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_half_of_a_queue_goes_away(stream: bool, single: Live) -> None:
     """50 requests for one place, 25 connections dropped while they wait."""

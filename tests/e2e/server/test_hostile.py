@@ -6,6 +6,7 @@ import json
 import pkgutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_a_tiny_temperature_is_greedy(live: Live) -> None:
     for tiny in (1e-5, 1e-4, 1e-320):
         assert ask(live, {**body, "temperature": tiny}).text == greedy.text
     assert ask(live, {**body, "temperature": 1.5}).text != greedy.text
+    live.survives()
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "", "multipart/form-data"])
@@ -151,6 +153,22 @@ def test_a_request_that_never_comes_keeps_nobody_waiting(live: Live) -> None:
     finally:
         for connection in slow:
             connection.close()
+    live.survives()
+
+
+def test_health_says_that_nothing_goes_on(live: Live) -> None:
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 2}).encode()
+    with live.served_with(stall_timeout=0.05):
+        with live.brake.on(), live.connect() as waiting:
+            waiting.sendall(request_bytes(TEXT, body))
+            live.brake.reached()
+            until = time.monotonic() + PATIENCE_S
+            while (health := live.get("/health")).status_code == 200:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert health.status_code == 503
+            assert strict(health.text)["status"] == "stalled"
+        live.settle()
     live.survives()
 
 

@@ -158,7 +158,7 @@ BAD_PAIRS = [
     ({"method": "draft_model"}, "model"),
     ({"method": "draft_model", "model": "self"}, "self"),
     ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}, "prompt_lookup_min"),
-    ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup"),
+    ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max"),
     ({"method": "ngram", "prompt_lookup_min": -1}, "prompt_lookup_min"),
     ({"method": "ngram", "num_speculative_tokens": 10**9}, "num_speculative_tokens"),
     ({"method": "ngram", "tokens": 4}, "tokens"),

@@ -40,7 +40,7 @@ _KV_OF: Final = {
     "llamacpp": ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),
 }
 _WIDTHS: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
-_PACKED: Final = {"f32": 4.0, "int8": 34 / 32, "int4": 20 / 32}
+_PACKED: Final = {"f32": 4.0, "bf16": 2.0, "int8": 34 / 32, "int4": 20 / 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def weight_width(engine: str, asked: str, target: ModelFacts) -> tuple[float | N
     if engine == "own":
         if name == "auto":
             plain = target.quantisation is None and target.dtype in READABLE
-            name = "f32" if plain else "int8"
+            name = "int8" if not plain else "bf16" if target.dtype == "BF16" else "f32"
         if name not in _PACKED:
             raise ConfigError(
                 f"dtype: {asked!r} is none of wager's own; it has: auto, {', '.join(_PACKED)}"

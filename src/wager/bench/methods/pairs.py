@@ -22,7 +22,7 @@ _LENGTH: Final = {
     "ngram": 8, "suffix": 16, SUFFIX_NGRAM: 8, "draft_model": 4, "eagle": 3, "eagle3": 3,
     "peagle": 5, "mtp": 1, "dflash": 6, "dflash2": 6, "dspark": 5, "medusa": 3,
 }  # fmt: skip
-_COARSER: Final = {"f32": "int8", "int8": "int4"}
+_COARSER: Final = {"f32": "int8", "bf16": "int8", "int8": "int4"}
 _METHOD: Final = {"peagle": "eagle3", "dflash2": "dflash"}
 _SAME_WIDTH: Final = frozenset({"eagle", "eagle3", "peagle", "medusa"})
 

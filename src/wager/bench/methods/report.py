@@ -12,7 +12,7 @@ from rich.text import Text
 
 from wager.bench.methods.find import Found, Way
 from wager.bench.methods.pairs import Adds
-from wager.bench.spelling import NA
+from wager.bench.spelling import NA, count, size
 from wager.external.dialects.options import TITLES
 
 VERSION: Final = 1
@@ -139,23 +139,3 @@ def added(adds: Adds | None) -> tuple[str, str]:
     if not adds.weight_bytes and not adds.kv_bytes_per_token:
         return "nothing", "nothing"
     return size(adds.weight_bytes), size(adds.kv_bytes_per_token)
-
-
-_ROUNDS_UP: Final = 0.9995
-"""Of the next unit: 999.9 MB has three digits as 1 GB only."""
-
-
-def size(nbytes: float) -> str:
-    """Bytes in powers of ten, as `wager ls` gives them."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= _ROUNDS_UP * scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def count(number: int) -> str:
-    """A number of parameters."""
-    for unit, scale in (("B", 1e9), ("M", 1e6)):
-        if number >= _ROUNDS_UP * scale:
-            return f"{number / scale:.3g} {unit}"
-    return str(number)

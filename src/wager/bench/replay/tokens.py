@@ -11,7 +11,8 @@ from typing import Any, Final
 from wager.bench.logs.records import Recorded
 from wager.errors import ModelError, RequestError
 from wager.models import generation, hf_tokenizer
-from wager.models.gguf_file import SIZES, read_gguf
+from wager.models.gguf_file import SIZES
+from wager.models.gguf_parts import read_whole
 from wager.models.gguf_tokenizer import from_gguf
 from wager.models.load import resolve
 from wager.models.safetensors_file import read_json
@@ -170,7 +171,7 @@ def open_vocabulary(name: str, max_model_len: int | None = None) -> Vocabulary:
         config, sampling = (_optional(path / f) for f in ("config.json", "generation_config.json"))
         ends = generation.of_directory(path, config, sampling, tokenizer).eos_ids
     else:
-        file = read_gguf(path, SIZES)
+        file = read_whole(path, SIZES)
         tokenizer = from_gguf(file)
         ends = generation.of_gguf(file.path, file.metadata, tokenizer).eos_ids
     return Vocabulary(tokenizer, frozenset(ends), _turn_end(tokenizer, ends), max_model_len)

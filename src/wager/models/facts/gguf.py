@@ -1,4 +1,4 @@
-"""Facts of a GGUF file, whole or in parts: metadata and the list of tensors.
+"""Facts of a GGUF file: metadata and the list of tensors.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's ``llama-arch.cpp``.
 """
@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from wager.errors import CorruptFile, ModelError
-from wager.models.checkpoint import quoted
+from wager.errors import CorruptFile
 from wager.models.facts.hf import hash_tokens
 from wager.models.facts.records import LayerCache, ModelFacts, Source, TensorFact, most_bytes
 from wager.models.fields import Fields
-from wager.models.gguf_file import SIZES, ArrayField, GgufFile, read_gguf
+from wager.models.gguf_file import ArrayField, GgufFile
 
-_PART: Final = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 _UNUSED: Final = 5
 _PADDING: Final = re.compile(r"\[PAD\d+\]")
 _PLAIN: Final = ("F32", "F16", "BF16", "F64")
@@ -29,38 +26,17 @@ _CHUNK: Final = {"llama4": 8192}
 _HEADS: Final = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "eagle": "eagle"}
 
 
-def parts(path: Path) -> list[Path]:
-    """All files of a model that is stored in parts, in order; ``path`` may be any of them."""
-    return [path.parent / name for name in part_names(path.name)]
-
-
-def part_names(name: str) -> list[str]:
-    """As `parts`, of names."""
-    found = _PART.match(name)
-    if not found:
-        return [name]
-    stem, total = found.group(1), int(found.group(3))
-    return [f"{stem}-{i + 1:05d}-of-{total:05d}.gguf" for i in range(total)]
-
-
-def read(path: Path) -> list[GgufFile]:
-    """The headers of all parts. Raises ModelError, CorruptFile or UnsupportedModel."""
-    for part in parts(path):
-        if not part.is_file():
-            raise ModelError(f"{part}: is missing; {path.name} is one of {len(parts(path))} parts")
-    return [read_gguf(part, SIZES) for part in parts(path)]
-
-
 def build(
-    files: Sequence[GgufFile], *, name: str, source: Source, location: str, tokenizer: bool
+    file: GgufFile, *, name: str, source: Source, location: str, tokenizer: bool
 ) -> ModelFacts:
-    """Facts from the headers of all parts. Raises CorruptFile."""
-    first = files[0]
-    architecture = first.metadata.get("general.architecture")
+    """Facts from the header of a file, or of all its parts. Raises CorruptFile."""
+    architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise CorruptFile(f"{first.path}: general.architecture is missing")
-    fields = Metadata(first, architecture)
-    tensors = list(_tensors(files))
+        raise CorruptFile(f"{file.path}: general.architecture is missing")
+    fields = Metadata(file, architecture)
+    tensors = [
+        TensorFact(name, info.type, info.shape, info.nbytes) for name, info in file.tensors.items()
+    ]
     blocks = fields.layers("block_count", fields.whole("block_count"))
     mtp = fields.whole("nextn_predict_layers") or 0
     layers = max(blocks - mtp, 1)
@@ -100,7 +76,7 @@ def build(
             else None
         ),
         mtp_layers=mtp if any(f".{layers}." in tensor.name for tensor in tensors) else 0,
-        tokenizer_hash=_tokenizer_hash(first) if tokenizer else None,
+        tokenizer_hash=_tokenizer_hash(file) if tokenizer else None,
         tensors=tuple(tensors),
         speculative={"kind": kind} if kind else None,
     )
@@ -138,16 +114,6 @@ class Metadata(Fields):
         if index >= len(values):
             raise CorruptFile(f"{self.path}: {key} has {len(values)} entries, layer {index} none")
         return self.checked(key, values[index])
-
-
-def _tensors(files: Iterable[GgufFile]) -> Iterable[TensorFact]:
-    seen: set[str] = set()
-    for file in files:
-        for name, info in file.tensors.items():
-            if name in seen:
-                raise CorruptFile(f"{file.path}: tensor {quoted(name)} is in another part too")
-            seen.add(name)
-            yield TensorFact(name, info.type, info.shape, info.nbytes)
 
 
 def _caches(

@@ -20,6 +20,7 @@ from wager.models.facts import hf as facts_hf
 from wager.models.facts import read as facts
 from wager.models.facts.records import ModelFacts, TensorFact
 from wager.models.gguf_file import SIZES, GgufFile, parse_gguf
+from wager.models.gguf_parts import joined, part_names, read_whole
 from wager.models.safetensors_file import (
     BITS,
     INDEX,
@@ -119,9 +120,9 @@ def _facts(at: _Repo, file: str | None, quant: str | None, tokenizer: bool) -> M
     if file is None and quant is None and "config.json" in at.files and _weights(at):
         return _safetensors(at, tokenizer)
     chosen = _choose_gguf(at.location, list(at.files), file, quant)
-    headers = _together(lambda part: _gguf_header(at, part), facts_gguf.part_names(chosen))
+    headers = _together(lambda part: _gguf_header(at, part), part_names(chosen))
     return facts_gguf.build(
-        headers,
+        joined(headers),
         name=f"{at.repo}/{chosen}",
         source="hub",
         location=at.location,
@@ -193,11 +194,11 @@ def _choose_gguf(where: str, names: list[str], file: str | None, quant: str | No
     """The GGUF file that is meant; of a model in parts, its first."""
     there = sorted(name for name in names if name.endswith(".gguf"))
     models = [n for n in there if not Path(n).name.startswith("mmproj")
-              and n == facts_gguf.part_names(n)[0]]  # fmt: skip
+              and n == part_names(n)[0]]  # fmt: skip
     if file is not None:
         if file not in there:
             raise ModelError(f"{where}: has no file {file}; {_list_of(models)}")
-        return facts_gguf.part_names(file)[0]
+        return part_names(file)[0]
     if quant is not None:
         # Not Q4_K_M in UD-Q4_K_M or in Q4_K_M_XL: a name of its own between separators.
         whole = re.compile(rf"(?:^|[./_-])(?<!UD-){re.escape(quant)}(?=[./-]|$)", re.IGNORECASE)
@@ -238,7 +239,7 @@ def _cached(
     names = [str(path.relative_to(root)) for path in root.rglob("*.gguf")]
     chosen = _choose_gguf(location, names, file, quant)
     return facts_gguf.build(
-        facts_gguf.read(root / chosen),
+        read_whole(root / chosen, SIZES),
         name=f"{repo}/{chosen}",
         source="hub",
         location=location,

@@ -53,14 +53,19 @@ def read_facts(name: str, revision: str | None = None, *, tokenizer: bool = True
         return read_hub(name, revision, tokenizer)
     if revision is not None:
         raise ModelError(f"revision: {path} is on this machine; only names on the hub have any")
-    title = name if name in CATALOGUE else path.resolve().stem
     if path.is_dir():
-        return from_directory(path, title if name in CATALOGUE else path.resolve().name,
+        return from_directory(path, name if name in CATALOGUE else path.resolve().name,
                               "directory", str(path), tokenizer)  # fmt: skip
     from wager.models.facts import gguf as facts_gguf
+    from wager.models.gguf_file import SIZES
+    from wager.models.gguf_parts import read_whole, title
 
     return facts_gguf.build(
-        facts_gguf.read(path), name=title, source="gguf", location=str(path), tokenizer=tokenizer
+        read_whole(path, SIZES),
+        name=name if name in CATALOGUE else title(path),
+        source="gguf",
+        location=str(path),
+        tokenizer=tokenizer,
     )
 
 
