@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.wager
 
-.PHONY: setup native demo test parity lint bench exact engines clean
+.PHONY: setup native demo test parity lint bench exact engines arm wheel wheel-test clean
 
 setup: $(STAMP)
 
@@ -27,7 +27,7 @@ demo: setup
 
 test: setup
 	$(BIN)/wager pull smollm2-135m
-	$(BIN)/python -m pytest -q -m "not parity and not engines and not exact"
+	$(BIN)/python -m pytest -q -m "not parity and not engines and not exact and not wheel"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -53,5 +53,24 @@ engines: setup
 	$(BIN)/wager pull smollm2-135m
 	$(BIN)/python -m pytest -q -m engines
 
+# The ARM kernels under an emulator.
+arm:
+	scripts/check_arm.sh
+
+# The sdist, and from it alone this platform's wheel. On Linux auditwheel names the oldest system
+# that it runs on, and refuses a wheel without the extension.
+wheel: setup
+	$(BIN)/pip install -q -r requirements-wheel.txt
+	rm -rf dist
+	$(BIN)/python -m build
+	test -z "$$(ls dist | grep -e '-none-any\.whl$$')" || { echo "the extension did not build"; exit 1; }
+	if test "$$(uname)" = Linux; then \
+	  PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w dist dist/*-linux_*.whl && \
+	  rm dist/*-linux_*.whl; fi
+	ls -l dist
+
+wheel-test: wheel
+	$(BIN)/python -m pytest -q -m wheel
+
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

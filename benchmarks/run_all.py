@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 from benchmarks import (
     drafters,
@@ -93,8 +94,9 @@ def run(store: Store, parts: list[str]) -> str:
         found = store.get("memory", memory.measure)
         add(memory.report(found), memory.aims(found))
     if "shapes" in parts:
-        found = store.get("shapes", shapes.measure)
-        add(shapes.report(found), shapes.aims(found))
+        for name in shapes.SHAPES:
+            found = store.get(f"shapes-{name}", partial(shapes.measure, name))
+            add(shapes.report(found), shapes.aims(found))
     if "drafters" in parts:
         found = store.get("drafters", lambda: drafters.measure(peers))
         add(drafters.report(found), drafters.aims(found))

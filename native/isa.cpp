@@ -1,5 +1,9 @@
 #include "isa_choice.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -10,6 +14,12 @@ namespace wager {
 namespace {
 
 bool machine_has(const char* name) {
+#if defined(__aarch64__) && defined(__linux__)
+    if (!std::strcmp(name, "neon")) return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__aarch64__)
+    // Every 64-bit ARM processor of the other systems has them.
+    if (!std::strcmp(name, "neon")) return true;
+#endif
 #if defined(__x86_64__) || defined(__i386__)
     if (!std::strcmp(name, "avx2"))
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -83,7 +93,7 @@ bool kernels_agree(const Kernels& kernels) {
 
 std::vector<const Kernels*> built_kernels() {
     std::vector<const Kernels*> built;
-    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels(), scalar_kernels()})
+    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels(), neon_kernels(), scalar_kernels()})
         if (kernels) built.push_back(kernels);
     return built;
 }

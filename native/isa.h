@@ -172,5 +172,6 @@ struct Kernels {
 const Kernels* scalar_kernels();
 const Kernels* avx2_kernels();      // null where not compiled for this architecture
 const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
 
 }  // namespace wager

@@ -34,6 +34,12 @@ class Hub:
     Repositories named in ``gated`` refuse who brings no token; files named in ``broken`` are
     answered with 404 although they are listed; ``details`` adds fields (tags, pipeline_tag,
     downloads, ...) to what the hub tells of a repository.
+
+    As on the hub, weights are stored apart: their names lead to another host (`/stored/...`), their
+    size and sha256 stand in the headers of the redirect. ``cuts`` has, by file, after how many
+    bytes the next answers break off; ``busy`` is how many requests for files are answered with 429;
+    files named in ``altered`` come with other bytes than those that are stated. ``tokens`` are the
+    Authorization headers of requests to the other host.
     """
 
     root: Path
@@ -43,6 +49,11 @@ class Hub:
     details: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     served: Counter[str] = field(default_factory=Counter)
     requests: list[str] = field(default_factory=list)
+    cuts: dict[str, list[int]] = field(default_factory=dict)
+    busy: int = 0
+    altered: set[str] = field(default_factory=set)
+    tokens: list[str | None] = field(default_factory=list)
+    ranges: list[tuple[str, str | None]] = field(default_factory=list)
 
     def repos(self) -> list[str]:
         return sorted(
@@ -63,11 +74,32 @@ class Hub:
             "tags": [],
             "downloads": 0,
             "siblings": [
-                {"rfilename": name, "size": path.stat().st_size}
-                for name, path in self.files(repo).items()
+                {"rfilename": name, **stated(path)} for name, path in self.files(repo).items()
             ],
             **self.details.get(repo, {}),
         }
+
+
+def stored_apart(path: Path) -> bool:
+    """Whether a file is kept by its sha256 beside the repository (Git LFS)."""
+    return path.suffix in (".safetensors", ".gguf")
+
+
+def etag_of(path: Path) -> str:
+    """The name of a file's bytes in the hub's cache: sha256, or git's hash of a blob."""
+    data = path.read_bytes()
+    if stored_apart(path):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def stated(path: Path) -> dict[str, Any]:
+    """What the hub says of a file's bytes."""
+    size, found = path.stat().st_size, etag_of(path)
+    if stored_apart(path):
+        return {"size": size, "blobId": hashlib.sha1(found.encode()).hexdigest(),
+                "lfs": {"size": size, "sha256": found, "pointerSize": 134}}  # fmt: skip
+    return {"size": size, "blobId": found}
 
 
 @contextmanager
@@ -156,6 +188,10 @@ class _Handler(BaseHTTPRequestHandler):
                 inside = f"{found[3].rstrip('/')}/" if found[3] else ""
                 self._json([e for e in self._tree(found[1]) if e["path"].startswith(inside)])
             return None
+        found = re.fullmatch(r"/stored/([^/]+/[^/]+)/(.+)", path)
+        if found:
+            self.hub.tokens.append(self.headers.get("Authorization"))
+            return self._bytes(found[1], found[2], head)
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if found and self._known(found[1], found[2]):
             return self._file(found[1], found[3], head)
@@ -198,6 +234,23 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.hub.files(repo).get(name)
         if path is None or name in self.hub.broken:
             return self._refuse(404, "EntryNotFound", f"{name} is not in {repo}")
+        if self.hub.busy and not head:
+            self.hub.busy -= 1
+            return self._refuse(429, "TooManyRequests", "slower, please", **{"Retry-After": "0"})
+        if not stored_apart(path):
+            return self._bytes(repo, name, head)
+        port = self.hub.endpoint.rpartition(":")[2]
+        self.send_response(302)
+        self.send_header("Location", f"http://localhost:{port}/stored/{repo}/{name}")
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Linked-Size", str(path.stat().st_size))
+        self.send_header("X-Linked-Etag", f'"{etag_of(path)}"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return None
+
+    def _bytes(self, repo: str, name: str, head: bool) -> None:
+        path = self.hub.files(repo)[name]
         data = path.read_bytes()
         status, begin, end = 200, 0, len(data)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
@@ -207,15 +260,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(end - begin))
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
+        self.send_header("ETag", f'"{etag_of(path)}"')
         self.send_header("X-Repo-Commit", COMMIT)
         if asked:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
         self.end_headers()
-        if not head:
-            self.hub.served[f"{repo}/{name}"] += end - begin
-            self.wfile.write(data[begin:end])
-        return None
+        if head:
+            return
+        self.hub.ranges.append((name, self.headers.get("Range")))
+        if name in self.hub.altered:
+            data = bytes(255 - byte for byte in data)
+        if cuts := self.hub.cuts.get(name):
+            end = min(end, begin + cuts.pop(0))
+            self.close_connection = True
+        self.hub.served[f"{repo}/{name}"] += end - begin
+        self.wfile.write(data[begin:end])
 
     def _json(self, value: Any) -> None:
         data = json.dumps(value).encode()
@@ -225,11 +284,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
+    def _refuse(self, status: int, code: str, message: str, **headers: str) -> None:
         data = b"" if self.command == "HEAD" else json.dumps({"error": message}).encode()
         self.send_response(status)
         self.send_header("X-Error-Code", code)
         self.send_header("X-Error-Message", message)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -30,7 +30,7 @@ def test_numbers_in_range(value: float) -> None:
     "value", [math.nan, math.inf, -math.inf, "1", None, True, [0.5], 10**400, -(10**400)]
 )
 def test_what_is_no_finite_number(value: object) -> None:
-    """Case 78. A whole number may be larger than any float."""
+    """A whole number may be larger than any float."""
     with pytest.raises(RequestError, match=r"^p: must be a finite number, got "):
         real("p", value, 0.0, math.inf, error=RequestError)
 

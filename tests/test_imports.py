@@ -10,7 +10,10 @@ import pytest
 
 import wager
 
-HEAVY = ("numpy", "torch", "transformers", "tokenizers", "jinja2", "gguf", "wager._native")
+HEAVY = (
+    "numpy", "torch", "transformers", "tokenizers", "jinja2", "gguf", "huggingface_hub",
+    "wager._native",
+)  # fmt: skip
 
 
 def loaded_by(code: str) -> set[str]:

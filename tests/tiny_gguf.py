@@ -96,6 +96,42 @@ def write_tiny_gguf(
     return sorted(path.parent.glob(f"{path.stem}-*.gguf"))[0] if per_part else path
 
 
+def write_vocabulary(
+    path: Path,
+    tokens: Sequence[str],
+    *,
+    pre: str = "default",
+    merges: Sequence[str] | None = None,
+    scores: Sequence[float] | None = None,
+    types: Sequence[int] | None = None,
+    architecture: str = "llama",
+    **more: Any,
+) -> Path:
+    """A file that holds a tokenizer and nothing else: SentencePiece, or byte-level with ``merges``.
+
+    ``more`` are keys under ``tokenizer.ggml``.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_tokenizer_model("llama" if merges is None else "gpt2")
+    writer.add_tokenizer_pre(pre)
+    tokens = list(tokens)
+    if merges is None:
+        writer.add_token_scores(scores or [0.0] * len(tokens))
+    else:
+        parts = {part for merge in merges for part in (*merge.split(), merge.replace(" ", ""))}
+        tokens += sorted(parts - set(tokens))
+        writer.add_token_merges(merges)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types or [1] * len(tokens))
+    for key, value in {"bos_token_id": 0, **more}.items():
+        writer.add_key_value(f"tokenizer.ggml.{key}", value, gguf.GGUFValueType.get_type(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return config.get("rope_scaling") or {}
 

@@ -209,12 +209,17 @@ def test_kv_types_that_an_engine_has_not(engine: str, asked: str) -> None:
     ("changes", "engine", "why"),
     [
         ({}, "own", None),
-        ({"architecture": "Qwen3ForCausalLM"}, "vllm", "Qwen3ForCausalLM"),
-        ({"architecture": "qwen3", "source": "gguf"}, "llamacpp", "qwen3"),
-        ({"experts": 8}, "vllm", "mixtures of experts"),
-        ({"kv_layers": (LayerCache("window", 384, 3, window=64),)}, "vllm",
-         "layers with a sliding window"),
-        ({"quantisation": "gptq 4-bit"}, "vllm", "gptq 4-bit"),
+        ({"architecture": "Qwen3ForCausalLM"}, "own", None),
+        ({"architecture": "Gemma3ForConditionalGeneration"}, "own", None),
+        ({"architecture": "GptOssForCausalLM"}, "vllm", "GptOssForCausalLM"),
+        ({"architecture": "qwen3moe", "source": "gguf", "experts": 8}, "own", None),
+        ({"architecture": "qwen3next", "source": "gguf"}, "llamacpp", "qwen3next"),
+        ({"kv_layers": (LayerCache("window", 384, 3, window=64),)}, "own", None),
+        ({"kv_layers": (LayerCache("none", state_values=9),)}, "vllm",
+         "layers that keep no keys and values of each token"),
+        ({"quantisation": "gptq 4-bit", "tensors": (TensorFact("w", "I32", (1,), 4),)}, "own",
+         None),
+        ({"quantisation": "fp8 8-bit"}, "vllm", "fp8 8-bit"),
         ({"tensors": (TensorFact("w", "F8_E4M3", (1,), 1),)}, "vllm", "weights stored as F8_E4M3"),
         ({"architecture": "llama", "source": "gguf", "quantisation": "Q3_K",
           "tensors": (TensorFact("w", "Q3_K", (256,), 110),)},
@@ -226,3 +231,19 @@ def test_kv_types_that_an_engine_has_not(engine: str, asked: str) -> None:
 def test_the_engine_that_is_meant(changes: dict[str, Any], engine: str, why: str | None) -> None:
     reason = None if why is None else f"wager's own engine does not run {why}"
     assert choose_engine(model(**changes)) == (engine, reason)
+
+
+def test_wagers_own_engine_keeps_what_lies_before_a_window() -> None:
+    window, full = LayerCache("window", 384, 3, window=64), LayerCache("full", 384, 3)
+    sizes = [
+        ENGINES["own"](model(kv_layers=(layer, full)), None, setting()).sequence(1000)
+        for layer in (window, full)
+    ]
+    assert sizes[0] == sizes[1] > 0
+    other = [
+        ENGINES["llamacpp"](model(kv_layers=(layer, full)), None, setting("llamacpp")).sequence(
+            9000
+        )
+        for layer in (window, full)
+    ]
+    assert other[0] < other[1]

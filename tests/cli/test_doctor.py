@@ -180,7 +180,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     )  # fmt: skip
     found, printed = examine(capsys, CANNOT_RUN)
     assert not found["runs"]
-    assert "NO: packages are missing: not-there-at-all; reinstall: python -m pip" in printed
+    assert "NO: packages are missing: not-there-at-all; install wager anew" in printed
 
 
 def test_without_numpy(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

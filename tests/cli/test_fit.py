@@ -109,13 +109,13 @@ def test_gguf_and_llama_cpp(tmp_path: Path, capsys: Capture) -> None:
 def test_a_model_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    write_tiny_hf(tmp_path / "repos/org/qwen", config={"architectures": ["Qwen3ForCausalLM"]})
+    write_tiny_hf(tmp_path / "repos/org/qwen", config={"architectures": ["GptOssForCausalLM"]})
     with fake_hub(tmp_path / "repos") as hub:
         point_library_at(monkeypatch, hub.endpoint, tmp_path / "cache")
         found = fit(capsys, "org/qwen", "--memory", "8GB")
         assert found["setting"]["engine"] == "vllm"
         assert found["notes"] == [
-            "reckoned for vllm: wager's own engine does not run Qwen3ForCausalLM"
+            "reckoned for vllm: wager's own engine does not run GptOssForCausalLM"
         ]
         # Without a draft model nobody compares tokenizers.
         assert not hub.served["org/qwen/tokenizer.json"]
@@ -157,8 +157,8 @@ def test_what_is_refused(tiny_path: Path, tmp_path: Path, capsys: Capture) -> No
     assert "kv-memory: llama-server has no such option" in refused(
         capsys, gguf, "--engine", "llamacpp", "--kv-memory", "1GB"
     )
-    qwen = write_tiny_hf(tmp_path / "q", config={"architectures": ["Qwen3ForCausalLM"]})
-    assert "does not run Qwen3ForCausalLM; take --engine vllm" in refused(
+    qwen = write_tiny_hf(tmp_path / "q", config={"architectures": ["GptOssForCausalLM"]})
+    assert "does not run GptOssForCausalLM; take --engine vllm" in refused(
         capsys, str(qwen), "--engine", "own"
     )
     head = write_tiny_hf(tmp_path / "h", config={"draft_vocab_size": 100})

@@ -77,7 +77,7 @@ def test_exact_with_a_drafter_that_is_wrong(
 def test_the_target_itself_is_always_right(
     mode: str, temperature: float, k: int, make_llm: Callable[..., LLM], tiny_path: Path
 ) -> None:
-    """Case 60: keys that are off by one after a refusal or a full acceptance would show here. At
+    """Keys that are off by one after a refusal or a full acceptance would show here. At
     temperature 1 the two share their noise."""
     llm = make_llm(**MODES[mode], speculation=drafting(tiny_path, k))
     run_all(llm, requests(24, temperature))
@@ -89,7 +89,7 @@ def test_the_target_itself_is_always_right(
 def test_right_again_behind_steps_without_it(
     make_llm: Callable[..., LLM], tiny_path: Path, other_path: Path
 ) -> None:
-    """Case 60 with refusals mixed in: another method speaks first, and is mostly wrong."""
+    """With refusals mixed in: another method speaks first, and is mostly wrong."""
     mixed = drafting(tiny_path, 4) | {
         "method": ["tests.recipes:Garbage", "draft_model"], "options": {},
     }  # fmt: skip
@@ -123,7 +123,7 @@ def fed(llm: LLM) -> list[int]:
 def test_a_prefix_from_the_cache_serves_the_drafter_too(
     make_llm: Callable[..., LLM], tiny_path: Path
 ) -> None:
-    """Case 59: the second of two requests with one prefix is accepted as the first was."""
+    """The second of two requests with one prefix is accepted as the first was."""
     llm = make_llm(speculation=drafting(tiny_path, 4))
     prompt = prompts(1, VOCAB, 5, (200, 200))[0]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -157,7 +157,7 @@ def test_choices_of_one_prompt_read_it_once(make_llm: Callable[..., LLM], tiny_p
 def test_drafting_stops_where_the_drafters_context_ends(
     make_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    """Cases 37 and 38: the request goes on, and nothing is read again and again."""
+    """The request goes on, and nothing is read again and again."""
     short = write_tiny_hf(tmp_path / "short", seed=1, sharpness=4.0, max_context=64)
     llm = make_llm(max_num_seqs=2)
     for length in (40, 60, 63, 64, 65, 100):
@@ -179,7 +179,7 @@ def test_drafting_stops_where_the_drafters_context_ends(
 def test_rows_that_pad_a_vocabulary_are_never_drafted(
     rows: int, draft_rows: int, make_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    """Case 39: the same tokenizer under embeddings of different size, either way round."""
+    """The same tokenizer under embeddings of different size, either way round."""
     target = write_tiny_hf(tmp_path / "target", seed=1, vocab=rows, tokenizer_vocab=280)
     draft = write_tiny_hf(tmp_path / "draft", seed=2, vocab=draft_rows, tokenizer_vocab=280)
     asked = requests(12, 1.0)
@@ -196,7 +196,7 @@ def test_rows_that_pad_a_vocabulary_are_never_drafted(
 def test_another_vocabulary_is_refused_with_the_reason(
     make_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    """Case 40: equal size, two ids swapped; and a wholly different one."""
+    """Equal size, two ids swapped; and a wholly different one."""
     import json
 
     swapped = write_tiny_hf(tmp_path / "swapped", seed=1)

@@ -84,7 +84,7 @@ def test_known_answers(case: tuple[list[int], int, int, str, bool, int, tuple[in
 @pytest.mark.parametrize("match", ["recent", "earliest"])
 @pytest.mark.parametrize("cyclic", [True, False])
 def test_ten_thousand_random_texts(match: str, cyclic: bool) -> None:
-    """Case 43: random texts over three tokens, short ones included, all corners of the range."""
+    """Random texts over three tokens, short ones included, all corners of the range."""
     rng = random.Random(43)
     for _ in range(2500):
         text = [rng.randrange(3) for _ in range(rng.randrange(0, 40))]
@@ -143,7 +143,7 @@ def test_every_prefix_of_interleaved_requests(
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("shortest", [1, 2, 5])
 def test_short_texts_draft_nothing(shortest: int) -> None:
-    """Case 43: shorter than the range, or with no earlier occurrence: no draft, no dummy token."""
+    """Shorter than the range, or with no earlier occurrence: no draft, no dummy token."""
     for size in (0, 1, shortest - 1, shortest, shortest + 1):
         subject = drafter(shortest, shortest + 3)
         assert draft_of(subject, list(range(10, 10 + size)), 8) is NO_DRAFT
@@ -159,7 +159,7 @@ def test_period_p_drafts_the_full_k() -> None:
 
 @pytest.mark.usefixtures("form")
 def test_limit_is_kept_to_the_last_place() -> None:
-    """Case 35: with room for one token, one token is drafted although eight would follow."""
+    """With room for one token, one token is drafted although eight would follow."""
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
     for limit in (1, 2, 3):
         assert len(draft_of(drafter(2, 2), text, limit).tokens) == limit
@@ -167,7 +167,7 @@ def test_limit_is_kept_to_the_last_place() -> None:
 
 @pytest.mark.usefixtures("form")
 def test_longer_context_changes_the_answer() -> None:
-    """Case 30: a better match that appears later is found, not the answer given before."""
+    """A better match that appears later is found, not the answer given before."""
     subject = drafter(1, 8)
     assert draft_of(subject, [1, 2, 9, 2], 2).tokens == (9, 2)
     more = [3, 4, 7, 7, 1, 2, 3, 4]
@@ -180,7 +180,7 @@ def test_longer_context_changes_the_answer() -> None:
 
 @pytest.mark.usefixtures("form")
 def test_history_replaced_by_a_shorter_one() -> None:
-    """Case 51: after a release nothing of the longer history is left; without one it is refused."""
+    """After a release nothing of the longer history is left; without one it is refused."""
     rng = random.Random(51)
     subject = drafter(1, 3)
     subject.start(7, [rng.randrange(3) for _ in range(100)], "")
@@ -228,7 +228,7 @@ def test_negative_ids_are_refused() -> None:
     ids=["one token", "no repeats", "period 7", "alphabet 3", "alphabet 50k"],
 )  # fmt: skip
 def test_memory_is_linear_for_wide_ranges(text: list[int]) -> None:
-    """Case 53: lookups from 500 down to 10 at 100k tokens take no more memory than 5 to 5 do, and
+    """Lookups from 500 down to 10 at 100k tokens take no more memory than 5 to 5 do, and
     not more per token than a small text does."""
     wide, narrow, small = (NativeIndex(*r, True, True) for r in ((10, 500), (5, 5), (10, 500)))
     wide.observe(0, text)

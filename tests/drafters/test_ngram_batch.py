@@ -63,7 +63,7 @@ def look_up(
 @pytest.mark.parametrize("recent", [True, False])
 @pytest.mark.parametrize("cyclic", [True, False])
 def test_ten_thousand_random_texts(form: Lookup, recent: bool, cyclic: bool) -> None:
-    """Case 43, in batches: texts over three tokens, short ones included, all corners."""
+    """In batches: texts over three tokens, short ones included, all corners."""
     rng = random.Random(43)
     match = "recent" if recent else "earliest"
     for _ in range(100):

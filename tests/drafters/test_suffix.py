@@ -190,7 +190,7 @@ def test_every_prefix_of_interleaved_requests_is_by_the_definition(
 
 @pytest.mark.usefixtures("form")
 def test_answers_given_meanwhile_are_found() -> None:
-    """Case 30: a place kept from the last step must not hide what was said since."""
+    """A place kept from the last step must not hide what was said since."""
     subject = drafter()
     subject.start(1, [9, 1, 2], "")
     subject.observe(1, [3])

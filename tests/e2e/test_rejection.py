@@ -77,7 +77,7 @@ def test_the_distribution_is_that_of_plain_sampling(
     setting: dict[str, Any], block: bool, controller: str, plain: Counter[tuple[int, ...]],
     tiny_path: Path, cut_path: Path,
 ) -> None:  # fmt: skip
-    """Case 16, with the noise, the batches and the shared blocks of the engine."""
+    """With the noise, the batches and the shared blocks of the engine."""
     setting = {
         **setting, "num_speculative_tokens": 3, "controller": controller,
         "verify": "rejection", "block_verification": block,

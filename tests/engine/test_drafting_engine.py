@@ -159,7 +159,7 @@ def test_too_little_for_both_is_refused_by_name(make_llm: Callable[..., LLM]) ->
 
 
 def test_a_large_context_and_many_requests_with_a_drafter(make_llm: Callable[..., LLM]) -> None:
-    """Case 52: the drafter's memory is that of the blocks there are."""
+    """The drafter's memory is that of the blocks there are."""
     llm = make_llm(max_num_seqs=4, speculation=own())
     assert llm.engine.pool.blocks == 4 * 512 // 16
     long = prompts(1, 288, 1, (480, 480))[0]
@@ -188,7 +188,7 @@ def test_the_old_models_memory_is_given_back(make_llm: Callable[..., LLM]) -> No
 def test_a_large_k_keeps_to_the_rows_of_a_step(
     setting: dict[str, Any], rows: int, make_llm: Callable[..., LLM]
 ) -> None:
-    """Case 48: drafts are cut to what a step may hold; none is made to be cut."""
+    """Drafts are cut to what a step may hold; none is made to be cut."""
     llm = make_llm(max_num_seqs=8, max_batch_tokens=rows)
     plain = run_all(llm, requests(10))
     llm.set_speculation(setting)

@@ -65,7 +65,6 @@ def requests(llm: LLM, count: int, **changes: Any) -> list[tuple[list[int], Samp
 
 @pytest.mark.parametrize("memory", [None, 40])
 def test_sixteen_at_once_are_all_valid(make_llm: Callable[..., LLM], memory: int | None) -> None:
-    """Case 29."""
     options = {} if memory is None else {"kv_memory": memory * 8192, "max_model_len": 496}
     llm = make_llm(max_num_seqs=16, **options)
     asked = requests(llm, 16)
@@ -82,7 +81,7 @@ def test_sixteen_at_once_are_all_valid(make_llm: Callable[..., LLM], memory: int
 
 
 def test_drafts_that_end_too_early(make_llm: Callable[..., LLM]) -> None:
-    """Case 29: an end token is drafted at places all over the answer."""
+    """An end token is drafted at places all over the answer."""
     llm = make_llm()
     prompt, params = requests(llm, 1)[0]
     known = answer(llm, prompt, params).token_ids
@@ -235,7 +234,7 @@ def test_the_engine_s_thread_compiles_nothing(
 def test_a_hostile_grammar_ends_alone(
     make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, setting: Any
 ) -> None:
-    """Case 81, behind what compiling it shows."""
+    """Behind what compiling it shows."""
     monkeypatch.setattr(grammar, "LIMITS", Limits(burst_s=0.3))
     llm = make_llm(max_num_seqs=8)
     asked = requests(llm, 4)

@@ -50,7 +50,7 @@ def llm(make_llm: Callable[..., LLM]) -> LLM:
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_drafts_change_nothing(llm: LLM, option: str, how: str) -> None:
-    """R5: ids, text, reasons and log-probabilities, with right, wrong and copied drafts."""
+    """Ids, text, reasons and log-probabilities, with right, wrong and copied drafts."""
     params = replace(BASE, **OPTIONS[option], **HOW[how])
     known = answer(llm, PROMPT, params).token_ids
     texts = [PROMPT + known + [5] * 20]
@@ -185,7 +185,6 @@ def test_an_end_token_stays_out_of_the_text(llm: LLM) -> None:
 def test_what_cannot_be_served_is_refused_and_the_others_go_on(
     llm: LLM, options: dict[str, Any], message: str | None
 ) -> None:
-    """Case 76."""
     before = answer(llm, PROMPT, BASE)
     params = replace(BASE, **options)
     if message is None:

@@ -39,7 +39,7 @@ def answers(
 
 @pytest.mark.parametrize("speculation", [None, ngram(4, low=1)], ids=["plain", "ngram"])
 def test_lengths_around_the_chunk(make_llm: Callable[..., LLM], speculation: Any) -> None:
-    """Case 25: 8 prompts around the border, together and one by one."""
+    """8 prompts around the border, together and one by one."""
     llm = make_llm(max_batch_tokens=CHUNK, max_num_seqs=8, speculation=speculation)
     lengths = (1, 2, 31, 32, 33, 63, 64, 65)
     batch = [prompts(1, 288, length, (length, length))[0] for length in lengths]

@@ -178,6 +178,59 @@ def test_names_are_in_use_once(tiny_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("read", [False, True], ids=["queued", "read"])
+def test_a_name_is_free_once_its_stream_was_left(read: bool, tiny_path: Path) -> None:
+    """Also where the engine has not read of it yet, or has, and told nobody so far."""
+
+    async def run() -> None:
+        async with gated(tiny_path) as (llm, gate):
+            expected = asyncio.ensure_future(llm.generate([9, 8], GREEDY))
+            first = asyncio.ensure_future(llm.generate([5, 6], LONG, request_id="mine"))
+            await gate.closed()
+            await gate.step(3)
+            await gate.closed()
+            await cancelled(first)
+            if read:
+                await gate.step()
+                await gate.closed()
+            second = asyncio.ensure_future(llm.generate([9, 8], LONG, request_id="mine"))
+            await asyncio.sleep(0)
+            await cancelled(second)
+            third = asyncio.ensure_future(llm.generate([9, 8], GREEDY, request_id="mine"))
+            await asyncio.sleep(0)
+            # The third one's alone: the others are gone.
+            gate.open()
+            answer = await asyncio.wait_for(third, PATIENCE_S)
+            assert answer.request_id == "mine"
+            assert answer.outputs[0].finish_reason == "length"
+            assert answer.outputs[0].token_ids == (await expected).outputs[0].token_ids
+            await until(lambda: idle(llm))
+            assert llm.llm.engine.stats.aborted == 2
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_used_again_ends_the_request_that_has_it_now(tiny_path: Path) -> None:
+    async def run() -> None:
+        async with gated(tiny_path) as (llm, gate):
+            first = asyncio.ensure_future(llm.generate([5, 6], LONG, request_id="mine"))
+            await gate.closed()
+            await gate.step()
+            await gate.closed()
+            await cancelled(first)
+            second = asyncio.ensure_future(llm.generate([9, 8], LONG, request_id="mine"))
+            await asyncio.sleep(0)
+            llm.abort("mine")
+            gate.open()
+            answer = await asyncio.wait_for(second, PATIENCE_S)
+            assert answer.outputs[0].finish_reason == "abort"
+            assert answer.outputs[0].token_ids == []
+            await until(lambda: idle(llm))
+            assert llm.llm.engine.stats.aborted == 2
+
+    asyncio.run(run())
+
+
 def test_random_leavers_do_not_disturb_the_others(tiny_path: Path) -> None:
     """Fifty requests on two places; half of the clients leave, whatever their requests are at."""
 

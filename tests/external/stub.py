@@ -1,4 +1,4 @@
-"""A server that plays scripts (recipe R6): what a client makes of a stream can then be known.
+"""A server that plays scripts: what a client makes of a stream can then be known.
 
     with Stub([Script([(0.2, text("a")), (0.3, usage(1)), (0.3, DONE)])]) as stub:
         ...  # ask stub.url

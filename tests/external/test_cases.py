@@ -1,4 +1,4 @@
-"""`wager bench` over scripted servers: the figures of known streams, to the token (recipe R6)."""
+"""`wager bench` over scripted servers: the figures of known streams, to the token."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _not_json(name: str) -> float:
 
 
 def test_a_method_that_never_drafted_is_not_active(measure: Measure) -> None:
-    """Cases 61 and 66: the counters are there and stay at zero; nothing is divided by them."""
+    """The counters are there and stay at zero; nothing is divided by them."""
     zero = {ENGINE_0: 0.0}
     page = counters(
         spec_decode_num_drafts=zero,
@@ -108,7 +108,7 @@ def test_a_method_that_never_drafted_is_not_active(measure: Measure) -> None:
 
 
 def test_pieces_are_not_tokens(measure: Measure) -> None:
-    """Case 67: ten pieces of five tokens, 100 ms apart, beside one token every 100 ms."""
+    """Ten pieces of five tokens, 100 ms apart, beside one token every 100 ms."""
     found = measure(
         lambda _, body: tokens(min(10, body["max_tokens"]), 1, 0.1),
         # The warm-up asks for fewer.
@@ -125,7 +125,7 @@ def test_pieces_are_not_tokens(measure: Measure) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_replies_too_short_for_a_rate(measure: Measure, number: int) -> None:
-    """Case 69: excluded, and said so; no figure is infinite, negative or made up."""
+    """Excluded, and said so; no figure is infinite, negative or made up."""
     found = measure(tokens(number), tokens(number))
     (cell,) = found["cells"]
     assert cell["excluded"]["plain"] == cell["excluded"]["spec"] > 0
@@ -135,7 +135,7 @@ def test_replies_too_short_for_a_rate(measure: Measure, number: int) -> None:
 
 
 def test_the_first_token_is_one_of_reasoning(measure: Measure) -> None:
-    """Case 70: a role at once, reasoning after 200 ms, the answer after 400."""
+    """A role at once, reasoning after 200 ms, the answer after 400."""
     thinking = Script(
         [
             (0.0, delta(role="assistant", content="")),
@@ -150,7 +150,7 @@ def test_the_first_token_is_one_of_reasoning(measure: Measure) -> None:
 
 
 def test_cumulative_counters_of_two_engines(measure: Measure) -> None:
-    """Case 73: per reading 10 and 30 drafts of 4; 2 and 3 accepted of each: 11/16, not 2/4."""
+    """Per reading 10 and 30 drafts of 4; 2 and 3 accepted of each: 11/16, not 2/4."""
     found = measure(tokens(8), tokens(8), pages=Pages())
     (cell,) = found["cells"]
     assert cell["draft_figures_from"] == "server"
@@ -164,7 +164,7 @@ def test_cumulative_counters_of_two_engines(measure: Measure) -> None:
 
 
 def test_counters_that_start_again(measure: Measure) -> None:
-    """Case 73: a reset in the middle leaves nothing to divide, and shows."""
+    """A reset in the middle leaves nothing to divide, and shows."""
     found = measure(tokens(8), tokens(8), pages=Pages(reset_at=5))
     arm = next(arm for arm in found["arms"] if arm["arm"] == "ngram")
     assert arm["counters"]["resets"] == 1
@@ -175,7 +175,7 @@ def test_counters_that_start_again(measure: Measure) -> None:
 
 
 def test_counters_that_are_not_shown(measure: Measure) -> None:
-    """Case 73: absent is not zero, and not inactive either."""
+    """Absent is not zero, and not inactive either."""
     (cell,) = measure(tokens(8), tokens(8))["cells"]
     assert cell["status"] == "measured"
     assert cell["active"] is None
@@ -184,7 +184,7 @@ def test_counters_that_are_not_shown(measure: Measure) -> None:
 
 
 def test_a_server_that_stops_heeding_the_length(measure: Measure) -> None:
-    """Case 75: longer replies go on for ever; each is ended, and none counts as an answer."""
+    """Longer replies go on for ever; each is ended, and none counts as an answer."""
     endless = Script([(0.002 * i, text("x", ids=[i])) for i in range(10_000)])
 
     def on(_: int, body: dict[str, Any]) -> Script:
@@ -198,7 +198,7 @@ def test_a_server_that_stops_heeding_the_length(measure: Measure) -> None:
 
 
 def test_a_server_that_never_heeds_the_length(measure: Measure) -> None:
-    """Case 75: where not even a warm-up gets a reply, the run ends with the reason."""
+    """Where not even a warm-up gets a reply, the run ends with the reason."""
     endless = Script([(0.002 * i, text("x")) for i in range(10_000)])
     found = measure(tokens(8), endless, max_tokens=8, status=2)
     assert "9 tokens came where at most 8 were asked for" in found["error"]

@@ -1,4 +1,4 @@
-"""The client against scripted streams, of which everything is known (recipe R6)."""
+"""The client against scripted streams, of which everything is known."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def timely(
 
 
 def test_five_tokens_per_piece() -> None:
-    """Case 67: ten pieces of five tokens, one every 100 ms, are fifty tokens."""
+    """Ten pieces of five tokens, one every 100 ms, are fifty tokens."""
     events = [(0.1 * i, text("abcde")) for i in range(10)]
     answer = timely(
         lambda a: [at for at, _ in a.chunks],
@@ -108,7 +108,7 @@ def test_a_usage_on_the_last_piece_alone_says_nothing_of_that_piece() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_replies_of_few_tokens(number: int) -> None:
-    """Case 69: nothing breaks, and no token is made up."""
+    """Nothing breaks, and no token is made up."""
     events = [(0.0, text("x", ids=[i])) for i in range(number)]
     answer = one(*events, text("", ids=[], finish="stop"), usage(number), DONE)
     assert answer.error is None
@@ -127,7 +127,7 @@ def test_a_reply_in_one_piece() -> None:
 
 
 def test_the_first_token_is_one_of_any_kind() -> None:
-    """Case 70: role at 0 ms, reasoning at 200 ms, content a second later."""
+    """Role at 0 ms, reasoning at 200 ms, content a second later."""
     answer = timely(
         lambda a: [a.first_token_s, a.total_s],
         [0.2, 1.2],
@@ -143,7 +143,7 @@ def test_the_first_token_is_one_of_any_kind() -> None:
 
 
 def test_a_stream_without_content_has_no_first_token() -> None:
-    """Case 70, its other half: not 0, not negative."""
+    """Its other half: not 0, not negative."""
     answer = one(delta(role="assistant", content=None), delta("stop"), usage(0), DONE)
     assert answer.error is None
     assert answer.first_token_s is None
@@ -151,7 +151,7 @@ def test_a_stream_without_content_has_no_first_token() -> None:
 
 
 def test_the_servers_count_wins() -> None:
-    """Case 71: what was sent is 100 ids; the server counts 101 (1 %), then 110 (10 %)."""
+    """What was sent is 100 ids; the server counts 101 (1 %), then 110 (10 %)."""
     prompt = Prompt("p", SamplingParams(max_tokens=8), token_ids=tuple(range(100)))
     replies = [
         Script([(0.0, text("x", finish="stop")), (0.0, usage(1, counted)), (0.0, DONE)])
@@ -167,7 +167,7 @@ def test_the_servers_count_wins() -> None:
 
 
 def test_a_decode_time_that_cannot_be_right() -> None:
-    """Case 74: predicted_ms near 0 for 20 tokens that took 190 ms to arrive."""
+    """``predicted_ms`` near 0 for 20 tokens that took 190 ms to arrive."""
     events = [(0.01 * i, text("x", ids=[i])) for i in range(20)]
 
     def end(ms: float) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_a_decode_time_that_cannot_be_right() -> None:
 
 @pytest.mark.parametrize("ids", [True, False])
 def test_a_server_that_does_not_heed_the_length(ids: bool) -> None:
-    """Case 75: eight tokens are asked for, and the stream never ends."""
+    """Eight tokens are asked for, and the stream never ends."""
     endless = [(0.002 * i, text("x", ids=[i] if ids else None)) for i in range(5000)]
     with Stub([Script(endless)]) as stub:
         (answer,) = ask(stub, prompts(1, max_tokens=8))

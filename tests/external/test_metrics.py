@@ -1,4 +1,4 @@
-"""Metrics pages to counters (cases 66 and 73), exact."""
+"""Metrics pages to counters, exact."""
 
 from __future__ import annotations
 

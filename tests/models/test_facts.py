@@ -172,7 +172,7 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
         read_facts(str(tmp_path / "absent"))
     (tmp_path / "file.txt").touch()
-    with pytest.raises(UnsupportedModel, match=r"neither a directory nor a \.gguf"):
+    with pytest.raises(UnsupportedModel, match=r"neither a directory .* nor a GGUF file"):
         read_facts(str(tmp_path / "file.txt"))
     with pytest.raises(ModelError, match=r"has no config\.json"):
         read_facts(str(tmp_path))

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.tiny import write_tiny_hf
-from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_gguf import write_tiny_gguf, write_vocabulary
 from tests.tiny_weights import TINY_FAMILIES
 from wager.errors import ModelError
 from wager.models import gguf_config, gguf_file, gguf_tokenizer, hf_config, safetensors_file
@@ -27,6 +27,7 @@ from wager.models.rope import rope_table
 
 GGUF_MUTATIONS = 60_000
 SAFETENSORS_MUTATIONS = 40_000
+PIECES_MUTATIONS = 10_000
 CONFIG_MUTATIONS = 1_000
 """Of each family."""
 HEADROOM = 192 << 20
@@ -140,6 +141,24 @@ def test_gguf(tmp_path: Path) -> None:
     refused = count_refused(GGUF_MUTATIONS, attempt, seed=1)
     # Most changes are fatal; some hit a name or a weight and are not.
     assert GGUF_MUTATIONS // 2 < refused < GGUF_MUTATIONS
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_pieces(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a"]
+    path = write_vocabulary(
+        tmp_path / "m.gguf", tokens, types=[2, 3, *[6] * 256, 1, 1, 1],
+        scores=[0.0] * 258 + [-2.0, -3.0, -1.0], unknown_token_id=0,
+    )  # fmt: skip
+    base = path.read_bytes()
+
+    def attempt(rng: random.Random) -> None:
+        data = mutate(base, len(base), rng)
+        file = gguf_file.parse_gguf(io.BytesIO(data), len(data), path)
+        gguf_tokenizer.tokenizer_json(file)
+
+    refused = count_refused(PIECES_MUTATIONS, attempt, seed=4)
+    assert PIECES_MUTATIONS // 3 < refused < PIECES_MUTATIONS
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.models.plain_ops import PlainOps
 from tests.tiny import write_tiny_hf
+from tests.tiny_gguf import write_tiny_gguf
 from wager import LLM
 from wager.errors import CorruptFile
 from wager.models.generation import GenerationConfig
@@ -51,6 +52,20 @@ def test_all_of_it_is_the_default_of_a_request(directory: Path) -> None:
     own = LLM(str(directory), threads=1).default_params()
     assert (own.temperature, own.top_k, own.top_p) == (0.7, 20, 0.8)
     assert (own.min_p, own.repetition_penalty) == (0.1, 1.05)
+
+
+def test_what_a_gguf_file_states(tmp_path: Path) -> None:
+    """The ends of an answer, of a turn and of a message; settings, but for the penalty."""
+    stated = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9,
+              "general.sampling.temp": 0.5, "general.sampling.top_k": 20,
+              "general.sampling.min_p": 0.25, "general.sampling.penalty_repeat": 1.5}  # fmt: skip
+    path = write_tiny_gguf(tmp_path / "m.gguf", metadata=stated)
+    assert _loaded(path) == GenerationConfig((0, 2, 7, 9), 0.5, 20, min_p=0.25)
+    silent = {"tokenizer.ggml.eos_token_id": None}
+    assert _loaded(write_tiny_gguf(tmp_path / "n.gguf", metadata=silent)).eos_ids == (0, 2)
+    wrong = {"tokenizer.ggml.eot_token_id": 288}
+    with pytest.raises(CorruptFile, match="end token 288 is not in the vocabulary"):
+        _loaded(write_tiny_gguf(tmp_path / "o.gguf", metadata=wrong))
 
 
 @pytest.mark.parametrize(

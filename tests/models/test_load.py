@@ -345,7 +345,7 @@ def test_resolve(tmp_path: Path, home: Path) -> None:
         resolve("smollm2-135m")
     with pytest.raises(ModelError, match="no file or directory 'nonsense'"):
         resolve("nonsense")
-    with pytest.raises(UnsupportedModel, match=r"what works: .*GGUF"):
+    with pytest.raises(UnsupportedModel, match=r"neither a directory .* nor a GGUF file"):
         resolve(str(directory / "config.json"))
     pulled = home / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     pulled.parent.mkdir(parents=True)

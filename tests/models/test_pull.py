@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -130,15 +131,38 @@ def test_what_pip_says_is_passed_on(entry: Entry, home: Path) -> None:
     assert left_behind(home) == []
 
 
-def test_without_pip(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+def hide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """These modules are not installed."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *rest: None if name == "pip" else find(name, *rest),
+        lambda name, *rest: None if name in names else find(name, *rest),
     )
-    with pytest.raises(ModelError, match=r"has no pip.*ensurepip.*uv pip install pip"):
+
+
+def test_without_pip(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "pip", "ensurepip")
+    with pytest.raises(ModelError, match=r"has no pip.*uvx --with pip.*pipx inject wager pip"):
         pull_entry(entry)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ensurepip") is None, reason="this Python came without ensurepip"
+)
+def test_in_an_environment_without_pip(
+    entry: Entry, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As uv and pipx make them.
+    folder = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = str(folder / "bin" / "python")
+    assert subprocess.run([python, "-c", "import pip"], capture_output=True).returncode
+    monkeypatch.setattr(sys, "executable", python)
+    hide(monkeypatch, "pip")
+    path, fetched = pull_entry(entry)
+    assert fetched
+    assert path.read_bytes() == CONTENT
 
 
 def test_an_interrupt_leaves_nothing(entry: Entry, home: Path) -> None:

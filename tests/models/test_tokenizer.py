@@ -174,12 +174,6 @@ def test_the_parsed_form_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert Backend.from_file(str(kept)).get_vocab_size() == 288
 
 
-def test_bos_of_llama3(tmp_path: Path) -> None:
-    tokenizer = from_gguf(read_gguf(write_tiny_gguf(tmp_path / "m.gguf", pre="llama-bpe")))
-    # The tiny file says add_bos_token: false, which wins.
-    assert tokenizer.encode("the") == tokenizer.encode("the", add_special=False)
-
-
 @pytest.mark.parametrize(
     ("pre", "text", "parts"),
     [
@@ -195,12 +189,6 @@ def test_pre_tokenizers(tmp_path: Path, pre: str, text: str, parts: int) -> None
     assert tokenizer.decode(ids) == text
     # Only the first keeps " 1" together: the others split before a digit.
     assert len(ids) == parts
-
-
-def test_an_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
-    file = read_gguf(write_tiny_gguf(tmp_path / "m.gguf", pre="tekken"))
-    with pytest.raises(UnsupportedModel, match=r"pre-tokenizer 'tekken'.*smollm"):
-        from_gguf(file)
 
 
 def test_directories(tmp_path: Path) -> None:

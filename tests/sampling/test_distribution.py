@@ -1,4 +1,4 @@
-"""R4: what is sampled follows the target's exact distribution, drafts or not."""
+"""What is sampled follows the target's exact distribution, drafts or not."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ TABLE = np.array(
 
 @pytest.mark.parametrize("drafted", [(), (1,), (3, 0), (0, 2)], ids=str)
 def test_two_tokens_with_any_draft(ops: OpSet, drafted: Sequence[int]) -> None:
-    """Case 16: the joint distribution of two tokens, the token after a rejection included, for a
+    """The joint distribution of two tokens, the token after a rejection included, for a
     drafter that is sure of itself. The model: row 4 first, then the row of the token before."""
     counts: Counter[int] = Counter()
     for seed in range(draws(ops)):
@@ -98,7 +98,6 @@ def test_two_tokens_with_any_draft(ops: OpSet, drafted: Sequence[int]) -> None:
 
 
 def test_top_k_one_is_greedy(ops: OpSet) -> None:
-    """Case 18."""
     rng = np.random.default_rng(18)
     for seed in range(200):
         row = rng.standard_normal(64).astype(np.float32)
@@ -107,7 +106,7 @@ def test_top_k_one_is_greedy(ops: OpSet) -> None:
 
 
 def test_nothing_outside_the_nucleus(ops: OpSet) -> None:
-    """Case 18: temperature first, then the nucleus of what it leaves."""
+    """Temperature first, then the nucleus of what it leaves."""
     rng = np.random.default_rng(19)
     row = (2 * rng.standard_normal(64)).astype(np.float32)
     p = softmax(row / np.float32(0.8))

@@ -230,7 +230,7 @@ def test_a_character_of_several_tokens(ops: OpSet) -> None:
 def test_drafts_change_nothing(
     structured: StructuredOutput, pattern: str, k: int, ops: OpSet
 ) -> None:
-    """Case 29: right, wrong and forbidden drafts, also behind the grammar's end."""
+    """Right, wrong and forbidden drafts, also behind the grammar's end."""
     rng = random.Random(k)
     for seed in range(6):
         params = SamplingParams(structured=structured, max_tokens=30, logprobs=2, seed=seed)

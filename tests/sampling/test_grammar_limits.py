@@ -7,6 +7,7 @@ import os
 import string
 import threading
 import weakref
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -61,7 +62,7 @@ LETTERS: Final = string.ascii_lowercase
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(kind: Any, value: Any, message: str) -> None:
-    """Case 81 too: without a long wait, whatever the nesting."""
+    """Without a long wait, whatever the nesting."""
     with pytest.raises(RequestError, match=f"^structured: .*({message})") as caught:
         prepare(TOKENIZER, (EOS,), StructuredOutput(kind, value))
     assert "\n" not in str(caught.value)
@@ -80,6 +81,14 @@ def test_choices_may_be_a_list() -> None:
     made = StructuredOutput("choice", ["a", "b"])  # type: ignore[arg-type]
     assert made.value == ("a", "b")
     assert hash(made) == hash(StructuredOutput("choice", ("a", "b")))
+
+
+def test_what_a_grammar_may_take_to_compile() -> None:
+    """Whoever sends one that compiles for ever has a processor for so long, again and again."""
+    assert 0 < module.LIMITS.compile_s <= 2
+    told = f"in {module.LIMITS.compile_s:g} s of processor time"
+    docs = Path(__file__).parents[2] / "docs" / "serve.md"
+    assert told in docs.read_text(encoding="utf-8")
 
 
 # What is kept

@@ -1,4 +1,4 @@
-"""R4 for the rules that keep the distribution: every outcome of three tokens is enumerated."""
+"""The rules that keep the distribution: every outcome of three tokens is enumerated."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ SETTINGS = [
 def test_the_distribution_is_the_targets(
     by: str, drafter: str, options: dict[str, Any], eos: tuple[int, ...], ops: OpSet
 ) -> None:
-    """Cases 16, 17, 18: also of the token behind a refusal, and of the steps that follow."""
+    """Also of the token behind a refusal, and of the steps that follow."""
     params = SamplingParams(max_tokens=3, ignore_eos=not eos, **options)
     counts = found(RULES[by], params, DRAFTERS[drafter], ops, eos)
     assert excess(counts, exact(params, eos)) < 1.0
@@ -197,7 +197,7 @@ def accepts_by_p(
 
 
 def likeliest(state: SequenceState, last: int, most: int) -> Draft:
-    """Wrong (case 16): tokens that were not drawn, said to be drawn."""
+    """Wrong: tokens that were not drawn, said to be drawn."""
     tokens = DRAFTERS["argmax"](state, last, most).tokens
     each = tuple(
         rejection.distribution(OTHER[before], state) for before in [last, *tokens][: len(tokens)]
@@ -206,7 +206,7 @@ def likeliest(state: SequenceState, last: int, most: int) -> Draft:
 
 
 def softmax_of_residual(p: Any, q: Any, state: SequenceState) -> int:
-    """Wrong (case 17): not every token of the residual is equally far from 0."""
+    """Wrong: not every token of the residual is equally far from 0."""
     rest = np.maximum(p - q, 0.0)
     return draw(np.where(p > 0.0, np.exp(rest), 0.0), uniform(state, RESIDUAL))
 
@@ -317,7 +317,7 @@ def test_block_verification_accepts_no_fewer(ops: OpSet) -> None:
 
 @pytest.mark.parametrize("by", RULES)
 def test_all_is_accepted_where_the_models_are_one(by: str, ops: OpSet) -> None:
-    """Case 17: p == q, and nothing is 0 / 0."""
+    """Equal distributions, and nothing is 0 / 0."""
     for options in (PLAIN, FILTERED):
         params = SamplingParams(max_tokens=12, ignore_eos=True, **options)
         for seed in range(100):
@@ -329,7 +329,7 @@ def test_all_is_accepted_where_the_models_are_one(by: str, ops: OpSet) -> None:
 @pytest.mark.parametrize("by", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_nothing_behind_an_end_token_and_never_too_many(by: str, drafter: str, ops: OpSet) -> None:
-    """Case 17: also where a draft goes on behind the end, and is longer than there is room."""
+    """Also where a draft goes on behind the end, and is longer than there is room."""
     eos = (2, 5)
     reasons = set()
     for most in (1, 2, 6):
@@ -358,7 +358,6 @@ def test_nothing_behind_an_end_token_and_never_too_many(by: str, drafter: str, o
 @pytest.mark.parametrize("by", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_top_k_one_and_greedy_are_plain(by: str, drafter: str, ops: OpSet) -> None:
-    """Case 18."""
     expected = []
     for _ in range(6):
         expected.append(int(TARGET[[*PROMPT, *expected][-1]].argmax()))
@@ -371,7 +370,7 @@ def test_top_k_one_and_greedy_are_plain(by: str, drafter: str, ops: OpSet) -> No
 
 @pytest.mark.parametrize("by", RULES)
 def test_nothing_outside_the_nucleus(by: str, ops: OpSet) -> None:
-    """Case 18: whatever the drafter thinks likely."""
+    """Whatever the drafter thinks likely."""
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.7, top_p=0.6)
     state = sequence(params, prompt_ids=PROMPT)
     nucleus = [set(np.flatnonzero(distribution(row, state)).tolist()) for row in TARGET]

@@ -46,7 +46,7 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("drafter", ["n-gram", "drawn"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_distribution_is_the_targets(by: str, drafter: str, option: str, ops: OpSet) -> None:
-    """Cases 19 and 20: what is accepted, and what comes in place of a refused token."""
+    """What is accepted, and what comes in place of a refused token."""
     params = SamplingParams(max_tokens=3, ignore_eos=True, **OPTIONS[option])
     found = Counter(
         tuple(answer(RULES[by], params, DRAFTERS[drafter], 2, seed, ops)[0].output_ids)

@@ -99,7 +99,7 @@ def test_nothing_after_the_end() -> None:
 
 @pytest.mark.parametrize(("cut", "text"), [(1, "a�"), (2, "a�"), (3, "a\U0001f600")])
 def test_character_that_the_end_cuts(cut: int, text: str) -> None:
-    """Case 27: U+FFFD once, however many of the character's tokens were there."""
+    """U+FFFD once, however many of the character's tokens were there."""
     state = feed([A, *FACE], max_tokens=1 + cut)
     assert state.text == text
 
@@ -186,7 +186,7 @@ def test_ignored_end_tokens_are_not_banned() -> None:
 
 
 def test_logprobs_are_the_models_own(ops: OpSet) -> None:
-    """Case 22: the target's log-softmax, whatever the temperature and the filters are."""
+    """The target's log-softmax, whatever the temperature and the filters are."""
     state = sequence(SamplingParams(temperature=0.3, top_k=2, logprobs=5, min_tokens=3))
     rows = [logits_after([i]) for i in range(4)]
     for row in rows:

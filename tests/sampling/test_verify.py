@@ -36,7 +36,7 @@ LENGTH = 20
 
 
 def check_steps(steps: list[tuple[int, Verdict]], state: SequenceState) -> None:
-    """Case 64: counts stay within their bounds, and every step commits."""
+    """Counts stay within their bounds, and every step commits."""
     for drafted, verdict in steps:
         assert 0 <= verdict.accepted <= drafted
         assert 1 <= len(verdict.committed) <= verdict.accepted + 1
@@ -60,7 +60,7 @@ def twin(ops: OpSet, params: SamplingParams, oracle_ids: Sequence[int], k: int) 
 @pytest.mark.parametrize("k", [4, 16])
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_end_token_at_every_position(ops: OpSet, options: dict[str, Any], k: int) -> None:
-    """Case 1: each position of a block, the bonus token's too."""
+    """Each position of a block, the bonus token's too."""
     ids = known(ops, options)
     for i in range(LENGTH):
         params = SamplingParams(max_tokens=LENGTH, logprobs=2, **options)
@@ -89,7 +89,7 @@ def test_stop_id_at_every_position(ops: OpSet, options: dict[str, Any], k: int) 
 @pytest.mark.parametrize("window", [1, 2, 3])
 @pytest.mark.parametrize("include", [False, True])
 def test_stop_string_at_every_position(ops: OpSet, window: int, include: bool, k: int) -> None:
-    """Cases 2 and 3: the text of every 1-, 2- and 3-token window, found wherever it lies."""
+    """The text of every 1-, 2- and 3-token window, found wherever it lies."""
     options = SETTINGS[1]
     ids = known(ops, options)
     swept = 0
@@ -112,7 +112,7 @@ def test_stop_string_at_every_position(ops: OpSet, window: int, include: bool, k
 
 @pytest.mark.parametrize("k", [4, 16])
 def test_exactly_max_tokens(ops: OpSet, k: int) -> None:
-    """Case 7: a block that crosses the budget is cut, also when the draft was not."""
+    """A block that crosses the budget is cut, also when the draft was not."""
     ids = known(ops, SETTINGS[1])
     for budget in range(1, 17):
         params = SamplingParams(max_tokens=budget, ignore_eos=True, logprobs=0, **SETTINGS[1])
@@ -123,7 +123,7 @@ def test_exactly_max_tokens(ops: OpSet, k: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 4, 16])
 def test_context_end(ops: OpSet, k: int) -> None:
-    """Case 34: the same ending whether the block reaches past the context or not."""
+    """The same ending whether the block reaches past the context or not."""
     ids = known(ops, SETTINGS[0])
     for room in range(1, 12):
         params = SamplingParams(ignore_eos=True, **SETTINGS[0])
@@ -137,7 +137,7 @@ def test_context_end(ops: OpSet, k: int) -> None:
 @pytest.mark.parametrize("k", [5, 16])
 @pytest.mark.parametrize("min_tokens", range(1, 9))
 def test_min_tokens_inside_a_block(ops: OpSet, min_tokens: int, k: int) -> None:
-    """Case 21: an end token is first possible exactly at position min_tokens."""
+    """An end token is first possible exactly at position min_tokens."""
     params = SamplingParams(max_tokens=LENGTH, min_tokens=min_tokens, temperature=0.0)
     # Every third token would end it, so that one is picked as soon as it may be.
     eos = tuple(range(0, VOCAB, 3))
@@ -155,7 +155,7 @@ def test_min_tokens_inside_a_block(ops: OpSet, min_tokens: int, k: int) -> None:
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_min_tokens_with_stop_string(ops: OpSet, options: dict[str, Any]) -> None:
-    """Case 21, the rule for text: completed among the first min_tokens, a stop string is text."""
+    """The rule for text: completed among the first min_tokens, a stop string is text."""
     ids = known(ops, options)
     seen = set()
     for i in range(LENGTH):
@@ -176,7 +176,7 @@ def test_min_tokens_with_stop_string(ops: OpSet, options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_garbage_drafts_cost_nothing_but_speed(ops: OpSet, options: dict[str, Any]) -> None:
-    """R3: constant, random and half-right drafts of random lengths."""
+    """Constant, random and half-right drafts of random lengths."""
     rng = random.Random(3)
     params = SamplingParams(max_tokens=LENGTH, logprobs=1, **options)
     plain, _ = decode(params, ops)
@@ -198,7 +198,7 @@ def test_garbage_drafts_cost_nothing_but_speed(ops: OpSet, options: dict[str, An
 def test_full_acceptance_takes_the_fewest_steps(
     ops: OpSet, options: dict[str, Any], k: int
 ) -> None:
-    """Case 57: no plain step between drafted ones; ceil(tokens / (k + 1)) steps in all."""
+    """No plain step between drafted ones; ceil(tokens / (k + 1)) steps in all."""
     ids = known(ops, options)
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **options)
     state, steps = decode(params, ops, oracle(ids, k))
@@ -233,7 +233,7 @@ def test_end_token_accepted_from_the_draft_is_counted(ops: OpSet) -> None:
 
 
 def test_one_logprob_per_token(ops: OpSet) -> None:
-    """Case 23, and case 22's trap: the values are those of the rows, not of certainty."""
+    """The values are those of the rows, not of certainty."""
     for options in SETTINGS:
         ids = known(ops, options)
         params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=5, **options)
@@ -248,7 +248,7 @@ def test_one_logprob_per_token(ops: OpSet) -> None:
 
 
 def test_seed_decides_with_and_without_drafts(ops: OpSet) -> None:
-    """Case 15: the same seed gives the same tokens five times over, other seeds others."""
+    """The same seed gives the same tokens five times over, other seeds others."""
     outputs = {}
     for seed in (1, 2, 42):
         params = SamplingParams(temperature=1.5, seed=seed, max_tokens=20, ignore_eos=True)
@@ -267,7 +267,6 @@ def test_choices_of_one_seed_differ(ops: OpSet) -> None:
 
 
 def test_greedy_takes_no_notice_of_the_seed(ops: OpSet) -> None:
-    """Case 14."""
     outputs = set()
     for seed in (1, 2, None):
         params = SamplingParams(temperature=0.0, seed=seed, max_tokens=20, stop=("zz",))

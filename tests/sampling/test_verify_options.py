@@ -47,7 +47,7 @@ HOW: list[dict[str, Any]] = [
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_drafts_change_nothing(options: dict[str, Any], how: dict[str, Any], ops: OpSet) -> None:
-    """Cases 19, 20 and 29: right, wrong and half-right drafts."""
+    """Right, wrong and half-right drafts."""
     rng = random.Random(4)
     params = SamplingParams(max_tokens=LENGTH, logprobs=2, **options, **how)
     plain, _ = decode(params, ops)
@@ -66,7 +66,7 @@ def test_drafts_change_nothing(options: dict[str, Any], how: dict[str, Any], ops
 
 
 def test_history_is_that_of_each_place_in_a_block(ops: OpSet) -> None:
-    """Case 19: with the history frozen at a block's start, a repeat within it would go unpunished.
+    """With the history frozen at a block's start, a repeat within it would go unpunished.
     The other sign gives another text."""
     outputs = {}
     for penalty in (2.0, -2.0):
@@ -84,7 +84,7 @@ def test_history_is_that_of_each_place_in_a_block(ops: OpSet) -> None:
 
 @pytest.mark.parametrize("place", range(0, LENGTH, 3))
 def test_a_banned_draft_token_never_appears(place: int, ops: OpSet) -> None:
-    """Case 20: wherever in a block it is drafted."""
+    """Wherever in a block it is drafted."""
     free, _ = decode(SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=0.0), ops)
     banned = free.output_ids[place]
     for options in (
@@ -100,14 +100,14 @@ def test_a_banned_draft_token_never_appears(place: int, ops: OpSet) -> None:
 
 @pytest.mark.parametrize("k", [0, 5, 16])
 def test_a_forced_token_stands_everywhere(k: int, ops: OpSet) -> None:
-    """Case 20: also at the bonus token's place."""
+    """Also at the bonus token's place."""
     params = SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=1, logit_bias={11: 100})
     state, _ = decode(params, ops, oracle([11] * LENGTH, k))
     assert state.output_ids == [11] * LENGTH
 
 
 def test_logprobs_are_raw_whatever_the_options(ops: OpSet) -> None:
-    """Case 22: with penalties and a grammar too."""
+    """With penalties and a grammar too."""
     for options in OPTIONS:
         params = SamplingParams(max_tokens=10, temperature=0.0, logprobs=3, **options)
         plain, _ = decode(params, ops)

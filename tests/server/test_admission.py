@@ -156,19 +156,24 @@ def test_more_prompts_than_there_may_be_keep_nobody_out(
         return prepared(body, service)
 
     monkeypatch.setattr(completions, "_prepared", held)
-    of = client(spell)
+    # Fewer places than prompts that a request may have.
+    of = Client(FakeLLM(spell, [[Say("a", [10], "length")]]), max_queue=1)
 
     async def run() -> None:
         many = Exchange(**of.request(TEXT, {"prompt": ["a"] * 100_000}))
         playing = asyncio.ensure_future(many.play(of.app))
         try:
-            assert await asyncio.to_thread(began.wait, PATIENCE_S)
-            assert of.service.in_flight == of.service.options.max_prompts
+            while not (playing.done() or began.is_set()):
+                await asyncio.sleep(0.001)
             reply = await Exchange(**of.request(TEXT, GOOD[TEXT])).play(of.app)
             assert reply.status == 200
         finally:
             go.set()
-        assert (await playing).status == 400
+        refused = await playing
+        assert refused.status == 400
+        message = "prompt: at most 64 prompts in a request, got 100000"
+        assert refused.error["message"] == message
+        assert of.service.in_flight == 0
 
     asyncio.run(run())
 

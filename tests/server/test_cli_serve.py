@@ -223,7 +223,7 @@ def test_a_key_in_the_environment_is_no_option_of_another_engine(
         ("/models/SmolLM2-135M-Instruct-Q8_0.gguf", "SmolLM2-135M-Instruct-Q8_0"),
         ("/models/Qwen3-8B-Q4_K_M-00002-of-00003.gguf", "Qwen3-8B-Q4_K_M"),
         ("/models/tiny/", "tiny"),
-        ("models/a.b", "a.b"),
+        ("./models/a.b", "a.b"),
     ],
 )
 def test_names_of_models(model: str, name: str) -> None:

@@ -165,6 +165,9 @@ def test_only_the_prompt(client: Client) -> None:
     body = parse(CompletionBody, {"prompt": "a", "max_tokens": 0, "echo": True, "min_tokens": 2})
     with pytest.raises(RequestError, match=r"^min_tokens: 2 is larger than max_tokens: 0$"):
         convert.sampling(body, client.service)
+    body = parse(CompletionBody, {"prompt": "a", "max_tokens": 0, "echo": True, "min_tokens": -1})
+    with pytest.raises(RequestError, match=r"^min_tokens: must be"):
+        convert.sampling(body, client.service)
     assert not convert.prompt_only(parse(CompletionBody, {"prompt": "a", "echo": True}))
 
 

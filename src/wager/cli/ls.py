@@ -16,7 +16,7 @@ def ls() -> None:
 
     kept = kept_models()
     if not kept:
-        print(f"no model is here yet; to pull: {', '.join(CATALOGUE)}")
+        print(f"no model is here yet; to pull: {', '.join(CATALOGUE)}, or ORG/REPO[:QUANT]")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("name", "size", "quantisation", "packed", "path"):

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 ENGINE = "Engine"
 
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="A pulled name, a directory in Hugging Face layout, or a GGUF file."
-    ),
-]
+MODEL_HELP = (
+    "A directory in Hugging Face layout, a GGUF file, a pulled name, ORG/REPO[:QUANT] pulled from "
+    "the hub, or ollama:NAME."
+)
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Tokenizer = Annotated[
     str,
     typer.Option("--tokenizer", metavar="MODEL", show_default=False,

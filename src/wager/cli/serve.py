@@ -11,6 +11,7 @@ import typer
 from wager.arms import PLAIN, Arm, arm_of, parse_arms
 from wager.cli import bench_options as of
 from wager.cli import serve_own as own
+from wager.cli.options import MODEL_HELP
 from wager.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ _STANDARD_ERROR: Final = 2
 Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", show_default=False,
-                   help="A pulled name, a directory or a .gguf file; with --engine as that engine "
-                        "wants it."),
+                   help=f"{MODEL_HELP} With --engine as that engine wants it."),
 ]  # fmt: skip
 Passed = Annotated[
     list[str] | None,

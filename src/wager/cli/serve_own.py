@@ -284,6 +284,11 @@ def server_options(model: str, host: str, port: int, given: Mapping[str, Any]) -
 def name_of(model: str) -> str:
     """What clients call a model: its name, not where it lies on this machine."""
     path = Path(model)
+    if not path.expanduser().exists():
+        from wager.models import hub_names, ollama
+
+        if hub_names.parse(model) is not None or model.startswith(ollama.PREFIX):
+            return model
     if path.name in ("", ".."):
         path = path.resolve()
     if path.suffix != ".gguf":

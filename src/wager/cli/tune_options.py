@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
+from wager.cli.options import MODEL_HELP
+
 WORKLOADS: Final = "copy,rename,explain"
 CLIENTS: Final = "1,8"
 
@@ -62,9 +64,8 @@ Coverage = Annotated[
 ]  # fmt: skip
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", show_default=False,
-                   help="A pulled name, a directory in Hugging Face layout, or a GGUF file."),
-]  # fmt: skip
+    typer.Argument(metavar="MODEL", show_default=False, help=MODEL_HELP),
+]
 Prompts = Annotated[
     int | None,
     typer.Option("--prompts", show_default=False, help="Per workload and load. Default: 8."),

@@ -207,7 +207,7 @@ class Engine:
         """End a request at any time; its last output comes with the next step. Unknown ids are
         ignored: the request may have ended meanwhile."""
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request.finished:
             return
         for sequence in request.sequences:
             if sequence.state.finish_reason is None:

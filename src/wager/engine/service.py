@@ -40,12 +40,14 @@ _PLACE_S: Final = 0.02
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """Where what is new of one request goes. ``done``: nothing more comes."""
+    """Where what is new of one request goes. ``done``: nothing more comes. ``key`` is the engine's
+    name of the request, once it has it."""
 
     name: str
     loop: asyncio.AbstractEventLoop
     inbox: asyncio.Queue[_Item] = field(default_factory=asyncio.Queue)
     done: bool = False
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +61,9 @@ class _Add:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    name: str
+    """Of the request that has a name when this is read, or of one whose consumer has left."""
+
+    of: str | _Ticket
 
 
 class AsyncLLM:
@@ -84,7 +88,9 @@ class AsyncLLM:
         self._numbers = itertools.count()
         self._commands: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
         self._open: dict[str, _Ticket] = {}  # of consumers that are there
-        self._taken: dict[str, _Ticket] = {}  # of requests in the engine: its thread's alone
+        # Of requests in the engine, by its own names and by those given: its thread's alone.
+        self._taken: dict[str, _Ticket] = {}
+        self._named: dict[str, _Ticket] = {}
         self._in_steps = 0
         self._busy = False
         self._beat = time.monotonic()
@@ -171,7 +177,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt piece by piece: each item holds what is new.
 
-        ``request_id`` must be in use by no other request. A grammar is compiled before the request
+        ``request_id`` must be in use by no other stream. A grammar is compiled before the request
         is queued, and waits for that while the running and the queued ones have as many others as
         may have processes. Raises RequestError for what cannot be served, Unavailable where the
         processes of grammars are lost, ConfigError once the engine is closed.
@@ -194,7 +200,8 @@ class AsyncLLM:
             del self._open[name]
             if not ticket.done:
                 ticket.done = True
-                self.abort(name)
+                # Not by its name, which another request may have by then.
+                self._commands.put(_Abort(ticket))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its stream ends with the reason ``abort``. From any
@@ -265,22 +272,31 @@ class AsyncLLM:
             if command is None:
                 return False
             if isinstance(command, _Abort):
-                self.llm.engine.abort(command.name)
+                self._abort(command.of)
             else:
                 self._add(command)
 
+    def _abort(self, of: str | _Ticket) -> None:
+        ticket = self._named.get(of) if isinstance(of, str) else of
+        # It may have ended meanwhile, and its name be another's.
+        if ticket is not None and self._taken.get(ticket.key) is ticket:
+            self.llm.engine.abort(ticket.key)
+
     def _add(self, command: _Add) -> None:
         ticket = command.ticket
+        # A name is free for the next request as soon as its stream was left, but the engine has
+        # the aborted one until it has told its end.
+        name = None if ticket.name in self._taken else ticket.name
         try:
-            self.llm.engine.add_request(
-                command.ids, command.params, ticket.name, cache_salt=command.cache_salt
+            ticket.key = self.llm.engine.add_request(
+                command.ids, command.params, name, cache_salt=command.cache_salt
             )
         except Exception as error:
             # Whatever is wrong with it, one request never ends the others.
             ticket.done = True
             _hand_out(ticket.loop, [(ticket.inbox, error)])
             return
-        self._taken[ticket.name] = ticket
+        self._taken[ticket.key] = self._named[ticket.name] = ticket
 
     def _publish(self) -> None:
         engine = self.llm.engine
@@ -299,7 +315,10 @@ class AsyncLLM:
                 continue
             if output.finished:
                 ticket.done = True
-                del self._taken[output.request_id]
+                del self._taken[ticket.key]
+                if self._named.get(ticket.name) is ticket:
+                    del self._named[ticket.name]
+            output.request_id = ticket.name
             batches.setdefault(ticket.loop, []).append((ticket.inbox, output))
         for loop, batch in batches.items():
             _hand_out(loop, batch)
@@ -311,6 +330,7 @@ class AsyncLLM:
         left = list(self._taken.values())
         # Before anybody is told: whoever is looks how it stands.
         self._taken.clear()
+        self._named.clear()
         self._in_steps = 0
         self._busy = False
         while not self._commands.empty():

@@ -74,6 +74,7 @@ _QWEN_DEFAULTS: Final = {
     "max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096,
     "max_window_layers": 28,
 }  # fmt: skip
+_EXPERTS: Final = ("num_local_experts", "num_experts")
 _QWEN_READS: Final = ("sliding_window", "use_sliding_window")
 _GEMMA: Final = {"norms": "both", "activation": "gelu_tanh"}
 _GEMMA_DEFAULTS: Final = {
@@ -132,7 +133,7 @@ FAMILIES: Final = (
                      "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
                      "norm_topk_prob": False, "sliding_window": 4096},
            windows="used",
-           must_be=_must_be(*_QWEN_READS, "use_qk_norm", "num_experts", attention_bias=_BOTH,
+           must_be=_must_be(*_QWEN_READS, *_EXPERTS, "use_qk_norm", attention_bias=_BOTH,
                             decoder_sparse_step=(1,), mlp_only_layers=([],)),
            experts={"router": "mlp.gate.weight", "gate": "mlp.experts.#.gate_proj.weight",
                     "up": "mlp.experts.#.up_proj.weight",
@@ -142,7 +143,7 @@ FAMILIES: Final = (
            defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8,
                      "num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
                      "rms_norm_eps": 1e-5, "rope_theta": 1000000.0},
-           must_be=_must_be("sliding_window", "num_local_experts", use_sliding_window=(True,),
+           must_be=_must_be(*_EXPERTS, "sliding_window", use_sliding_window=(True,),
                             norm_topk_prob=(True,)),
            experts={"router": "block_sparse_moe.gate.weight",
                     "gate": "block_sparse_moe.experts.#.w1.weight",
@@ -184,6 +185,15 @@ def of_model_type(name: str) -> Family | None:
 def of_gguf(name: str) -> Family | None:
     """The family of a ``general.architecture``."""
     return next((family for family in FAMILIES if family.name == name), None)
+
+
+def runs(architecture: str, *, gguf: bool) -> bool:
+    """Whether models of a class, or of a GGUF architecture, are of one of the families."""
+    if gguf:
+        return of_gguf(architecture) is not None
+    return of_class(architecture) is not None or any(
+        architecture == outer for outer, _, _ in TEXT_WITHIN
+    )
 
 
 def recurrent(name: str) -> bool:

@@ -67,10 +67,10 @@ def joined(files: Sequence[GgufFile]) -> GgufFile:
     first = files[0]
     if len(files) == 1:
         count = first.metadata.get(_COUNT, 1)
-        if count != 1:
+        if not isinstance(count, int) or count not in (0, 1):
             raise UnsupportedModel(
                 f"{first.path}: is one of {quoted(count)} parts ({_COUNT}), and its name does not "
-                f"say so; name them NAME-00001-of-{count:05}.gguf and so on"
+                "say so; name them as gguf-split does, NAME-00001-of-00003.gguf and so on"
             )
         return first
     tensors: dict[str, TensorInfo] = {}

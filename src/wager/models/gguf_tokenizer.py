@@ -1,7 +1,7 @@
 """A tokenizer from GGUF metadata, built for the tokenizers library and kept in parsed form.
 
-GGUF stores vocabulary, merges and the name of the pre-tokenizer; the rules behind each name are
-here. A name that is not known is refused: a wrong split gives wrong ids without an error.
+Of two kinds: byte-level BPE, with merges and the name of a rule for cutting (`gguf_splits`), and
+SentencePiece, with scores (`gguf_pieces`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any, Final
 from wager.errors import CorruptFile, UnsupportedModel
 from wager.models.chat import DEFAULT, chat_templates
 from wager.models.checkpoint import quoted
+from wager.models.generation import END_NAMES
 from wager.models.gguf_file import GgufFile
+from wager.models.gguf_pieces import UNKNOWN, pieces_json
+from wager.models.gguf_splits import BYTE_LEVEL, RULES, Rule
 from wager.models.hf_tokenizer import parse
 from wager.models.paths import replacing, tokenizers_dir
 from wager.models.tokenizer import Tokenizer
@@ -23,47 +26,11 @@ from wager.models.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 # Part of the name of the parsed form: raise it when what is built changes.
-_VERSION: Final = 1
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-
-_BYTE_LEVEL: Final = {
-    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
-}  # fmt: skip
-_LLAMA3_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT: Final = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    return {
-        "type": "Sequence",
-        "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
-             "invert": False},
-            _BYTE_LEVEL | {"use_regex": False},
-        ],
-    }  # fmt: skip
-
-
-_DIGITS: Final = {
-    "type": "Sequence",
-    "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL],
-}
-_PRE_TOKENIZERS: Final[dict[str, dict[str, Any]]] = {
-    "default": _BYTE_LEVEL,
-    "gpt-2": _BYTE_LEVEL,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "llama-bpe": _split(_LLAMA3_SPLIT),
-    "llama3": _split(_LLAMA3_SPLIT),
-    "llama-v3": _split(_LLAMA3_SPLIT),
-    "qwen2": _split(_QWEN2_SPLIT),
-}
+_VERSION: Final = 2
+_CONTROL, _USER_DEFINED = 3, 4
+# After a token of Phi-3's that is marked as special, space is no text, but for these.
+_KEEP_SPACE: Final = ("<unk>", "<s>", "<|endoftext|>")
 _TEMPLATE: Final = "tokenizer.chat_template"
-_LLAMA3: Final = ("llama-bpe", "llama3", "llama-v3")
 
 
 def from_gguf(file: GgufFile) -> Tokenizer:
@@ -116,41 +83,70 @@ def _build(file: GgufFile, kept: Path) -> Any:
 def tokenizer_json(file: GgufFile) -> dict[str, Any]:
     """The metadata as the content of a ``tokenizer.json``."""
     model = file.metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
+    if model not in ("gpt2", "llama"):
         raise UnsupportedModel(
             f"{file.path}: tokenizer model {quoted(model)} is not supported; what works: 'gpt2' "
-            "(byte-level BPE)"
+            "(byte-level BPE), 'llama' (SentencePiece with scores)"
         )
-    pre = file.metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
-        raise UnsupportedModel(
-            f"{file.path}: pre-tokenizer {quoted(pre)} is not supported; what works: "
-            + ", ".join(_PRE_TOKENIZERS)
-        )
+    rule = _rule(file) if model == "gpt2" else None
     tokens, types = _vocabulary(file)
-    vocab = {text: i for i, text in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise CorruptFile(f"{file.path}: the vocabulary holds a token twice")
-    special = [
-        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": kind == _CONTROL}
-        for i, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED)
-    ]  # fmt: skip
+    parts = _bytes_json(file, tokens, rule) if rule else pieces_json(file, tokens, types)
+    adds_bos = rule.adds_bos if rule else True
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": special,
-        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
-        "pre_tokenizer": _PRE_TOKENIZERS[pre],
-        "post_processor": _post_processor(file, tokens, pre),
-        "decoder": _BYTE_LEVEL,
+        "added_tokens": _added(file, tokens, types, strips=rule is None),
+        "post_processor": _post_processor(file, tokens, adds_bos),
+        **parts,
+    }
+
+
+def _rule(file: GgufFile) -> Rule:
+    pre = file.metadata.get("tokenizer.ggml.pre")
+    rule = RULES.get(pre) if isinstance(pre, str) else None
+    if rule is None:
+        raise UnsupportedModel(
+            f"{file.path}: pre-tokenizer {quoted(pre)} is not supported; what works: "
+            + ", ".join(RULES)
+        )
+    return rule
+
+
+def _bytes_json(file: GgufFile, tokens: list[str], rule: Rule) -> dict[str, Any]:
+    vocab = {text: i for i, text in enumerate(tokens)}
+    return {
+        "normalizer": {"type": "NFC"} if rule.nfc else None,
+        "pre_tokenizer": rule.pre_tokenizer,
+        "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": pre in _LLAMA3, "vocab": vocab, "merges": _merges(file, vocab),
+            "ignore_merges": rule.ignore_merges, "vocab": vocab, "merges": _merges(file, vocab),
         },
     }  # fmt: skip
+
+
+def _added(
+    file: GgufFile, tokens: list[str], types: list[int], strips: bool
+) -> list[dict[str, Any]]:
+    """Tokens that are found in a text before it is cut.
+
+    Special is what is no text: by its type, or because it ends an answer, whatever its type (as in
+    llama.cpp, since files mark such tokens wrongly). ``strips``: in a SentencePiece vocabulary of
+    Phi-3, space after a special token goes, which GGUF does not say.
+    """
+    strips = strips and file.metadata.get("general.architecture") == "phi3"
+    added = []
+    for i, (text, kind) in enumerate(zip(tokens, types, strict=True)):
+        special = kind in (_CONTROL, UNKNOWN) or text in END_NAMES
+        if special or kind == _USER_DEFINED:
+            added.append(
+                {"id": i, "content": text, "single_word": False, "lstrip": False,
+                 "rstrip": strips and text not in _KEEP_SPACE, "normalized": False,
+                 "special": special}
+            )  # fmt: skip
+    return added
 
 
 def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
@@ -160,6 +156,8 @@ def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
         raise CorruptFile(f"{file.path}: {len(tokens)} tokens, but {len(types)} token types")
     if "" in tokens:
         raise CorruptFile(f"{file.path}: the vocabulary holds an empty token")
+    if len(set(tokens)) != len(tokens):
+        raise CorruptFile(f"{file.path}: the vocabulary holds a token twice")
     return tokens, types
 
 
@@ -174,12 +172,12 @@ def _merges(file: GgufFile, vocab: dict[str, int]) -> list[list[str]]:
     return merges
 
 
-def _post_processor(file: GgufFile, tokens: list[str], pre: str) -> dict[str, Any] | None:
-    """BOS before a text where the file says so; it is the rule of the Llama 3 family."""
+def _post_processor(file: GgufFile, tokens: list[str], adds_bos: bool) -> dict[str, Any] | None:
+    """BOS before a text where the file says so, or ``adds_bos`` and the file says nothing."""
     if file.metadata.get("tokenizer.ggml.add_eos_token", False):
         raise UnsupportedModel(f"{file.path}: a tokenizer that adds EOS is not supported")
     bos = _token_id(file, "bos", len(tokens))
-    if not file.metadata.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3):
+    if not file.metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         return None
     if bos is None:
         raise CorruptFile(f"{file.path}: BOS is to be added, but no bos_token_id is given")

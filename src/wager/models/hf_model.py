@@ -74,17 +74,22 @@ _BESIDE_TEXT: Final = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_proje
 
 def open_directory(path: Path, name: str) -> Checkpoint:
     """Check a model directory. Raises ModelError, CorruptFile or UnsupportedModel."""
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise UnsupportedModel(
+            f"{path}: is an adapter, not a model; merge it into its base first (peft's "
+            "merge_and_unload) and save both as one"
+        )
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: has no config.json, so it is no model directory; {WHAT_WORKS}")
     raw = read_json(path / "config.json", MAX_CONFIG)
     config, family = read_config(path / "config.json", raw)
     scheme = read_scheme(path / "config.json", raw)
     infos, digest = read_directory(path, (*READABLE, *INTEGERS) if scheme else READABLE)
-    if text_part(path / "config.json", raw) is not raw:
-        infos = _text_only(infos)
-    rounded, infos = unpacked(scheme, infos) if scheme else ({}, infos)
+    whole = text_part(path / "config.json", raw) is raw
+    named = infos if whole else _text_only(infos)
+    rounded, named = unpacked(scheme, named) if scheme else ({}, named)
     stored = rounded | {
-        key: _stored(key, info) for key, info in infos.items() if not _DERIVED.fullmatch(key)
+        key: _stored(key, info) for key, info in named.items() if not _DERIVED.fullmatch(key)
     }
     _drop_tied_head(path, config, stored)
     hint = "" if config.tied_head else " (tie_word_embeddings is false)"

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from wager.errors import ConfigError, ModelError, UnsupportedModel
-from wager.models.catalogue import CATALOGUE
-from wager.models.checkpoint import MAX_CONTEXT, WHAT_WORKS, Checkpoint
+from wager.models.checkpoint import MAX_CONTEXT, Checkpoint
 from wager.models.generation import GenerationConfig
+from wager.models.names import locate
 from wager.models.packed import PackedWeights, load_packed
-from wager.models.paths import models_dir
 from wager.models.rope import rope_table
 from wager.models.tokenizer import Tokenizer
 from wager.ops.base import (
@@ -59,38 +58,20 @@ class Model:
 
 
 def resolve(name_or_path: str) -> Path:
-    """The path of a pulled name, of a model directory, or of a GGUF file. Raises ModelError."""
-    if not name_or_path.strip():
-        raise ModelError("model: the name is empty; give a pulled name, a directory or a GGUF file")
-    entry = CATALOGUE.get(name_or_path)
-    if entry is not None:
-        pulled = models_dir() / entry.name / entry.filename
-        if pulled.is_file():
-            return pulled
-    path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
-        return path
-    if path.is_file():
-        raise UnsupportedModel(f"{path}: is neither a directory nor a .gguf file; {WHAT_WORKS}")
-    if entry is not None:
-        raise ModelError(f"{entry.name}: is not here yet; run: wager pull {entry.name}")
-    raise ModelError(
-        f"model: there is no file or directory {name_or_path!r}, and no model of that name to "
-        f"pull (there are: {', '.join(CATALOGUE)})"
-    )
+    """The directory or GGUF file of a model on this machine. Raises ModelError."""
+    return locate(name_or_path).path
 
 
 def open_checkpoint(name_or_path: str) -> Checkpoint:
     """Check a model on disk without reading its weights."""
-    path = resolve(name_or_path)
-    name = name_or_path if name_or_path in CATALOGUE else None
-    if path.is_dir():
+    found = locate(name_or_path)
+    if found.path.is_dir():
         from wager.models.hf_model import open_directory
 
-        return open_directory(path, name or path.resolve().stem)
+        return open_directory(found.path, found.name)
     from wager.models.gguf_model import open_gguf
 
-    return open_gguf(path, name)
+    return open_gguf(found.path, found.name)
 
 
 def load_model(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from wager.ops.base import F32
 Levels = NDArray[np.int32]
 Parts = Mapping[str, TensorInfo]
 Method = Literal["gptq", "awq", "compressed-tensors"]
+QUANT_METHODS: Final = get_args(Method)
 
 INTEGERS: Final[dict[str, np.dtype[Any]]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 _WORD: Final = 32

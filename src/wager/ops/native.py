@@ -40,7 +40,7 @@ from wager.shape import LayerKind, ModelConfig
 from wager.types import KvKind, WeightKind
 
 ISA_VARIABLE: Final = "WAGER_ISA"
-INSTRUCTION_SETS: Final = ("scalar", "avx2", "avx512")
+INSTRUCTION_SETS: Final = ("scalar", "neon", "avx2", "avx512")
 MAX_HEAD_DIM: Final = 512
 _VECTOR: Final = 16
 _PAGE: Final = 4096

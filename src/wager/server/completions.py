@@ -42,9 +42,8 @@ async def completions(request: Request) -> Response:
         run = Run(service, asked, Head.new("cmpl", "text_completion", model), ROUTE)
         return CompletionReply(body, run, told)
 
-    # More than there may be are refused once they are read: they keep nobody else out until then.
-    prompts = min(convert.count_prompts(body), service.options.max_prompts)
-    return await respond(request, service, prepare, prompts)
+    # Before it is let in: what is refused anyway takes no place from others meanwhile.
+    return await respond(request, service, prepare, convert.count_prompts(body, service))
 
 
 def _prepared(body: CompletionBody, service: Service) -> tuple[Asked, convert.Form | None]:

@@ -106,7 +106,7 @@ def _max_tokens(body: Body) -> int | None:
     if asked == 0:
         if not prompt_only(body):
             raise RequestError("max_tokens: must be at least 1; 0 is for completions with echo")
-        if body.min_tokens:
+        if (body.min_tokens or 0) > 0:
             raise RequestError(f"min_tokens: {body.min_tokens} is larger than max_tokens: 0")
         # The engine has no answer without a token; it is not shown.
         return 1
@@ -255,10 +255,6 @@ def completion_prompts(body: CompletionBody, service: Service) -> list[list[int]
     """The token ids of each prompt. Raises ApiError or RequestError."""
     prompts = _listed(body)
     options = service.options
-    if len(prompts) > options.max_prompts:
-        raise RequestError(
-            f"prompt: at most {options.max_prompts} prompts in a request, got {len(prompts)}"
-        )
     answers = len(prompts) * (body.n or 1)
     most = max(_MOST_ANSWERS, options.max_prompts, options.max_choices)
     if answers > most:
@@ -274,9 +270,12 @@ def completion_prompts(body: CompletionBody, service: Service) -> list[list[int]
     return ids
 
 
-def count_prompts(body: CompletionBody) -> int:
-    """How many prompts there are, before anything is checked."""
-    return len(_listed(body))
+def count_prompts(body: CompletionBody, service: Service) -> int:
+    """How many prompts there are. Raises RequestError where a request may not have as many."""
+    count, most = len(_listed(body)), service.options.max_prompts
+    if count > most:
+        raise RequestError(f"prompt: at most {most} prompts in a request, got {count}")
+    return count
 
 
 def _listed(body: CompletionBody) -> Sequence[Any]:

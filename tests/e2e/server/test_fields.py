@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from tests.e2e.server.answers import CHAT, PLAINLY, STREAMED, TEXT, ask, whole
 from tests.e2e.server.combos import combinations, counted
+from tests.e2e.server.conftest import write_served
 from tests.e2e.server.harness import Live, events, refusal, serving, strict
 from tests.recipes import ngram
+from tests.tiny import ADDS_BOS
 from wager.server.fields import served
 
 PROMPT = [104, 101, 108, 108, 111] * 12
@@ -115,12 +118,32 @@ def test_tokens_there_and_back(live: Live) -> None:
     reply = ask(live, {"messages": USER, "max_tokens": 1})
     assert reply.usage is not None
     assert reply.usage["prompt_tokens"] == chat["count"]
-    # A templated text on the other route is the same prompt: nothing is added to it twice.
-    text = strict(live.post("/detokenize", {"tokens": chat["tokens"]}).text)["prompt"]
-    for more in ({}, {"add_special_tokens": False}):
-        other = ask(live, {"prompt": text, "max_tokens": 1, **more})
-        assert other.usage is not None
-        assert other.usage["prompt_tokens"] == chat["count"]
+
+
+def test_a_start_token_is_added_to_texts_and_to_no_template(tmp_path: Path) -> None:
+    """A templated text is the same prompt on the other route, where nothing is added to it."""
+    path = write_served(tmp_path / "starts")
+    file = path / "tokenizer.json"
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**raw, "post_processor": ADDS_BOS}), encoding="utf-8")
+    with serving(path) as live:
+
+        def ids(route: str, **body: Any) -> list[int]:
+            said = {"max_tokens": 1, "seed": 1, "return_token_ids": True, **body}
+            reply = strict(live.post(route, said).text)
+            told = reply["choices"][0] if route == TEXT else reply
+            found = list(told["prompt_token_ids"])
+            assert reply["usage"]["prompt_tokens"] == len(found)
+            assert strict(live.post("/tokenize", body).text)["tokens"] == found
+            return found
+
+        chat = ids(CHAT, messages=USER)
+        text = strict(live.post("/detokenize", {"tokens": chat}).text)["prompt"]
+        assert ids(CHAT, messages=USER, add_special_tokens=True) == [1, *chat]
+        assert ids(TEXT, prompt=text) == [1, *chat]
+        assert ids(TEXT, prompt=text, add_special_tokens=False) == chat
+        assert ids(TEXT, prompt="") == [1]
+        live.survives()
 
 
 def test_every_name_serves(live: Live) -> None:

@@ -169,6 +169,7 @@ def test_health_says_that_nothing_goes_on(live: Live) -> None:
             assert health.status_code == 503
             assert strict(health.text)["status"] == "stalled"
         live.settle()
+        assert live.get("/health").status_code == 200
     live.survives()
 
 

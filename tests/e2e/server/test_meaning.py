@@ -250,6 +250,14 @@ def test_prompts_at_the_end_of_the_context(drafts: Any, short_path: Path) -> Non
                 message = refusal(reply, "prompt")["message"]
                 assert str(length) in message
                 assert str(context) in message
+        for words in (context, 2 * context):
+            talk = {"messages": [{"role": "user", "content": "a " * words}]}
+            length = strict(live.post("/tokenize", talk).text)["count"]
+            assert length >= context
+            for more in ({}, {"stream": True}, {"max_completion_tokens": 1}):
+                message = refusal(live.post(CHAT, {**talk, **more}), "messages")["message"]
+                assert f"{length} tokens" in message
+                assert f"holds {context}" in message
         # Room for one, and a hundred asked for: what there is room for, or a refusal that says so.
         reply = live.post(TEXT, {"prompt": [5] * (context - 1), "max_tokens": 100})
         if reply.status_code == 200:

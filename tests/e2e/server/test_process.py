@@ -20,6 +20,7 @@ import pytest
 from tests.e2e.server.answers import TEXT
 from tests.e2e.server.harness import PATIENCE_S, events, strict, until_closed
 from tests.recipes import ngram
+from tests.tiny import write_tiny_hf
 from wager.external.process import free_port
 
 DRAFTING = json.dumps(ngram(8, low=1, high=4))
@@ -174,6 +175,23 @@ def test_a_method_that_cannot_work(config: dict[str, Any], named: str, served_pa
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("wager: error:")]
     assert named in line
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("as_draft", [False, True], ids=["target", "draft"])
+def test_a_model_whose_cache_is_not_of_blocks(
+    as_draft: bool, served_path: Path, tmp_path: Path
+) -> None:
+    """Layers that keep a state instead of keys and values, which no refused draft can leave."""
+    config = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
+    recurrent = str(write_tiny_hf(tmp_path / "recurrent", config=config))
+    drafting = {"method": "draft_model", "model": recurrent, "num_speculative_tokens": 4}
+    given = (str(served_path), "-sc", json.dumps(drafting)) if as_draft else (recurrent,)
+    done = run(*given, "--port", str(free_port()))
+    assert done.returncode == 2
+    assert " is ready " not in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("wager: error:")
+    assert "Qwen3NextForCausalLM" in line
 
 
 def test_a_draft_model_of_other_tokens(served_path: Path, tmp_path: Path) -> None:

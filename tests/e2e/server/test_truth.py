@@ -195,6 +195,10 @@ def test_reasoning_tokens_never_exceed_all_tokens(served_path: Path) -> None:
             bodies.append(body)
         answers = ask_all(live, bodies, width=16)
         assert any(answer.usage["reasoning_tokens"] for answer in answers if answer.usage)
+        # Accepted drafts are what could be counted twice.
+        told = [answer.speculation for answer in answers if answer.speculation is not None]
+        assert len(told) == len(bodies)
+        assert sum(one["accepted"] for one in told) > 0
         for body, answer in zip(bodies, answers, strict=True):
             assert answer.usage is not None
             assert answer.usage["reasoning_tokens"] <= answer.tokens <= body["max_tokens"]

@@ -13,6 +13,7 @@ from tests.models.templates import HERMES, LLAMA3
 from tests.server.parsing.scripted import (
     CUTS,
     REPLIES,
+    TOOLS,
     of_kind,
     parser,
     random_cuts,
@@ -21,6 +22,7 @@ from tests.server.parsing.scripted import (
 from wager.errors import RequestError
 from wager.server.parsing import Piece
 
+Tools = list[dict[str, Any]] | None
 FIND = '{"name": "find", "arguments": {"q": "a b", "n": [1, 2.5]}}'
 ADD = '{"name": "add", "arguments": {}}'
 
@@ -141,19 +143,25 @@ def test_llama(name: str) -> None:
         assert run(text, random_cuts(text, seed, 1 + seed % 8), template=LLAMA3) == expected
 
 
-@given(text=REPLIES, cuts=CUTS, template=st.sampled_from([HERMES, LLAMA3]), opened=st.booleans())
+OFFERED = st.sampled_from([TOOLS, None])
+TEMPLATES = st.sampled_from([HERMES, LLAMA3])
+
+
+@given(text=REPLIES, cuts=CUTS, template=TEMPLATES, tools=OFFERED, opened=st.booleans())
 @settings(deadline=None, max_examples=500)
-def test_cuts_change_nothing(text: str, cuts: list[int], template: str, opened: bool) -> None:
-    whole = run(text, template=template, opened=opened)
-    assert run(text, cuts, template=template, opened=opened) == whole
+def test_cuts_change_nothing(
+    text: str, cuts: list[int], template: str, tools: Tools, opened: bool
+) -> None:
+    options = {"template": template, "tools": tools, "opened": opened}
+    assert run(text, cuts, **options) == run(text, **options)
 
 
-@given(text=REPLIES, template=st.sampled_from([HERMES, LLAMA3]), opened=st.booleans())
+@given(text=REPLIES, template=TEMPLATES, tools=OFFERED, opened=st.booleans())
 @settings(deadline=None, max_examples=300)
-def test_a_prefix_never_says_more(text: str, template: str, opened: bool) -> None:
+def test_a_prefix_never_says_more(text: str, template: str, tools: Tools, opened: bool) -> None:
     """What was given out stays, and is the beginning of what is given out in the end."""
-    whole = run(text, template=template, opened=opened)
-    one = parser(template=template, opened=opened)
+    whole = run(text, template=template, tools=tools, opened=opened)
+    one = parser(template=template, tools=tools, opened=opened)
     said: dict[tuple[str, int], str] = {}
     for char in text:
         for piece in one.push(char):
@@ -161,6 +169,16 @@ def test_a_prefix_never_says_more(text: str, template: str, opened: bool) -> Non
             said[key] = said.get(key, "") + piece.text
     for (kind, index), part in said.items():
         assert of_kind(whole, kind, index).startswith(part)
+
+
+@given(text=REPLIES, cuts=CUTS, template=TEMPLATES, opened=st.booleans())
+@settings(deadline=None, max_examples=300)
+def test_without_tools_nothing_is_called(
+    text: str, cuts: list[int], template: str, opened: bool
+) -> None:
+    """Also where the reasoning is cut off in front of what looks like a call."""
+    pieces = run(text, cuts, template=template, tools=None, opened=opened)
+    assert {piece.kind for piece in pieces} <= {"reasoning", "content"}
 
 
 @given(text=REPLIES, cuts=CUTS)
@@ -171,7 +189,7 @@ def test_without_tools_and_reasoning_the_text_is_the_content(text: str, cuts: li
     assert len(one) == bool(text)
 
 
-@given(text=REPLIES, cuts=CUTS, template=st.sampled_from([HERMES, LLAMA3]))
+@given(text=REPLIES, cuts=CUTS, template=TEMPLATES)
 @settings(deadline=None, max_examples=300)
 def test_a_reply_without_calls_is_all_there(text: str, cuts: list[int], template: str) -> None:
     pieces = run(text, cuts, template=template, reasoning=False)

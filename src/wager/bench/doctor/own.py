@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wager.ops.native import InstructionSet
 
 _COMPILERS: Final = ("c++", "g++", "clang++")
-_REINSTALL: Final = "reinstall: python -m pip install --force-reinstall wager"
+_REINSTALL: Final = "install wager anew, with its packages (docs/install.md)"
 _NAME: Final = re.compile(r"[\w.-]+")
 
 

@@ -14,8 +14,10 @@ from wager.bench.fit.engines import ENGINES
 from wager.bench.fit.memory import Drafter, Engine, Kind, Part, Setting, total
 from wager.engine.memory import DEFAULT_KV_BYTES
 from wager.errors import ConfigError
+from wager.models import families
 from wager.models.facts.read import KV_BITS, ModelFacts
 from wager.models.gguf_file import BLOCKS
+from wager.models.prequantised import INTEGERS, QUANT_METHODS
 from wager.models.safetensors_file import READABLE
 from wager.registry import drafter_names
 
@@ -152,17 +154,17 @@ def is_gguf(target: ModelFacts) -> bool:
 
 def _not_own(target: ModelFacts) -> str | None:
     """What keeps wager's own engine from running a model; None where it does."""
-    if target.architecture not in ("llama", "LlamaForCausalLM", "MistralForCausalLM"):
+    gguf = is_gguf(target)
+    if not families.runs(target.architecture, gguf=gguf):
         return target.architecture
-    if target.experts is not None:
-        return "mixtures of experts"
-    if any(layer.kind != "full" or layer.latent for layer in target.kv_layers):
-        return "layers with a sliding window"
-    types = BLOCKS if is_gguf(target) else READABLE
+    if any(layer.kind == "none" or layer.latent for layer in target.kv_layers):
+        return "layers that keep no keys and values of each token"
+    rounded = None if gguf else target.quantisation
+    if rounded is not None and rounded.partition(" ")[0] not in QUANT_METHODS:
+        return rounded
+    types = BLOCKS if gguf else (*READABLE, *INTEGERS) if rounded else READABLE
     other = next((t.dtype for t in target.tensors if t.dtype not in types), None)
-    if other is not None:
-        return f"weights stored as {other}"
-    return None if is_gguf(target) or target.quantisation is None else target.quantisation
+    return None if other is None else f"weights stored as {other}"
 
 
 def kv_dtype(engine: str, asked: str, target: ModelFacts, width: float | None) -> str:

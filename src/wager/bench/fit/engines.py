@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from wager.bench.fit.memory import GIB, MIB, Drafter, Engine, Part, Setting, up
@@ -215,6 +216,12 @@ class Own(Engine):
 
     def _as_stored(self, facts: ModelFacts) -> bool:
         return False
+
+    def layers(self) -> list[tuple[LayerCache, float]]:
+        """What lies before a window is kept as well."""
+        return [
+            (replace(layer, kind="full", window=None), size) for layer, size in super().layers()
+        ]
 
     def reserve(self, context: int, clients: int) -> list[Part]:
         facts = self.target

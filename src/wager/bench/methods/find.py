@@ -151,8 +151,7 @@ def _hub_id(facts: ModelFacts) -> str | None:
 
 def _target(model: str, facts: ModelFacts) -> Target:
     if facts.source == "hub":
-        refusal = "it loads files on this machine, and this is a name on the hub"
-        return Target(model, model, ".gguf" in facts.name, refusal, hub=True)
+        return Target(model, model, ".gguf" in facts.name, own_refusal(model), hub=True)
     return Target(model, facts.location, facts.source == "gguf", own_refusal(facts.location))
 
 

@@ -193,7 +193,7 @@ def _from_hub(name: str) -> Path:
     """The tokenizer's files of a model on the hub, or in the cache of the hub's library."""
     from huggingface_hub import snapshot_download
 
-    from wager.models.facts.hub import hub_errors
+    from wager.models.hub_errors import hub_errors
 
     repo, _, revision = name.partition("@")
     wanted = revision or None

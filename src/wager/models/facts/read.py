@@ -7,12 +7,12 @@ name on the model hub: ``org/name``, ``org/name@revision``, ``org/name:Q4_K_M`` 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from wager.errors import ModelError, UnsupportedModel
-from wager.models.catalogue import CATALOGUE
+from wager.errors import ModelError
+from wager.models import hub_names
+from wager.models.catalogue import CATALOGUE, HubEntry
 from wager.models.facts.records import (
     KV_BITS,
     LayerCache,
@@ -21,9 +21,10 @@ from wager.models.facts.records import (
     TensorFact,
     is_mtp,
 )
-from wager.models.paths import models_dir
 
 if TYPE_CHECKING:
+    from wager.models.hub_names import HubName
+    from wager.models.names import Located
     from wager.models.safetensors_file import TensorInfo
 
 __all__ = ["KV_BITS", "LayerCache", "ModelFacts", "TensorFact", "is_mtp", "read_facts"]
@@ -31,8 +32,6 @@ __all__ = ["KV_BITS", "LayerCache", "ModelFacts", "TensorFact", "is_mtp", "read_
 MAX_CONFIG: Final = 1 << 22
 MAX_INDEX: Final = 1 << 26
 MAX_TOKENIZER: Final = 1 << 27
-# What the hub allows in a name: https://huggingface.co/docs/hub/repositories
-_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+?)?(?:/[\w./-]+\.gguf|:[\w.-]+)?")
 
 
 def read_facts(name: str, revision: str | None = None, *, tokenizer: bool = True) -> ModelFacts:
@@ -41,28 +40,23 @@ def read_facts(name: str, revision: str | None = None, *, tokenizer: bool = True
     ``revision`` is a branch, tag or commit of a model on the hub. Raises ModelError (CorruptFile,
     UnsupportedModel) and ConfigError.
     """
-    path = _local(name)
-    if path is None:
-        if not _HUB.fullmatch(name):
-            raise ModelError(
-                f"model: there is no file or directory {name!r}, and it is no name on the hub "
-                f"(org/name) nor a model to pull ({', '.join(CATALOGUE)})"
-            )
+    found = _find(name)
+    if isinstance(found, hub_names.HubName):
         from wager.models.facts.hub import read_hub
 
-        return read_hub(name, revision, tokenizer)
+        return read_hub(hub_names.at_revision(found, revision), tokenizer)
+    path = found.path
     if revision is not None:
         raise ModelError(f"revision: {path} is on this machine; only names on the hub have any")
     if path.is_dir():
-        return from_directory(path, name if name in CATALOGUE else path.resolve().name,
-                              "directory", str(path), tokenizer)  # fmt: skip
+        return from_directory(path, found.name, "directory", str(path), tokenizer)
     from wager.models.facts import gguf as facts_gguf
     from wager.models.gguf_file import SIZES
-    from wager.models.gguf_parts import read_whole, title
+    from wager.models.gguf_parts import read_whole
 
     return facts_gguf.build(
         read_whole(path, SIZES),
-        name=name if name in CATALOGUE else title(path),
+        name=found.name,
         source="gguf",
         location=str(path),
         tokenizer=tokenizer,
@@ -111,40 +105,41 @@ def tensor_facts(infos: dict[str, TensorInfo]) -> list[TensorFact]:
     return facts
 
 
-def pickles(names: list[str]) -> list[str]:
-    """Weight files that are pickles, of a list of file names."""
-    return [
-        name
-        for name in names
-        if name.endswith((".bin", ".pt", ".pth"))
-        and "/" not in name
-        and not name.startswith(("training_args", "optimizer", "scheduler", "rng_state"))
-    ]
+def _find(name: str) -> Located | HubName:
+    """Where a model is: on this machine, or its name on the hub."""
+    from wager.models.names import hub_name, locate, locate_file
 
-
-def _local(name: str) -> Path | None:
-    if not name.strip():
-        raise ModelError("model: the name is empty; give a pulled name, a directory or a GGUF file")
+    found = locate_file(name)
+    if found is not None:
+        return found
     entry = CATALOGUE.get(name)
+    if isinstance(entry, HubEntry):
+        return hub_name(entry)
     if entry is not None:
-        pulled = models_dir() / entry.name / entry.filename
-        if not pulled.is_file() and not Path(name).exists():
-            raise ModelError(f"{entry.name}: is not here yet; run: wager pull {entry.name}")
-        return pulled if pulled.is_file() else Path(name)
-    path = Path(name).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
-        return path
-    if path.is_file():
-        raise UnsupportedModel(f"{path}: is neither a directory nor a .gguf file")
-    bare_file = name.endswith(".gguf") and "/" not in name
-    if path.is_absolute() or name.startswith((".", "~")) or bare_file:
-        raise ModelError(f"{path}: there is no such file or directory")
-    return None
+        return locate(name)
+    if Path(name).is_absolute() or name.startswith((".", "~")) or (
+        name.endswith(".gguf") and "/" not in name
+    ):  # fmt: skip
+        raise ModelError(f"{Path(name).expanduser()}: there is no such file or directory")
+    wanted = hub_names.parse(name)
+    if wanted is None:
+        raise ModelError(
+            f"model: there is no file or directory {name!r}, and it is no name on the hub "
+            f"(org/name) nor a model to pull ({', '.join(CATALOGUE)})"
+        )
+    return wanted
 
 
 def _directory_tensors(path: Path) -> tuple[list[TensorFact], int | None]:
     """(tensors, None), or (nothing, bytes of the pickles)."""
-    from wager.models.safetensors_file import BITS, INDEX, SINGLE, read_directory, read_safetensors
+    from wager.models.safetensors_file import (
+        BITS,
+        INDEX,
+        SINGLE,
+        pickles,
+        read_directory,
+        read_safetensors,
+    )
 
     if (path / SINGLE).exists() or (path / INDEX).exists():
         return tensor_facts(read_directory(path, BITS)[0]), None
