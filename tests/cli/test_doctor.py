@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from importlib import metadata
@@ -142,11 +143,11 @@ def test_kernels_with_wrong_answers(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     found, printed = examine(capsys)
     assert found["engine"]["instruction_set"] == "scalar"
     assert [(each["built"], each["agrees"]) for each in found["instruction_sets"]] == [
-        (False, None), (True, False), (True, True),
+        (False, None), (True, False), (False, None), (True, True),
     ]  # fmt: skip
     assert (
         "AVX-512: not in this build; AVX2: WRONG ANSWERS, not used; "
-        "plain C++: known answers agree, used" in printed
+        "NEON: not in this build; plain C++: known answers agree, used" in printed
     )
 
 
@@ -170,7 +171,7 @@ def test_a_forced_instruction_set(monkeypatch: pytest.MonkeyPatch, capsys: Captu
     assert "plain C++: known answers agree, used (WAGER_ISA)" in printed
     monkeypatch.setenv("WAGER_ISA", "sse9")
     found, printed = examine(capsys, CANNOT_RUN)
-    assert "NO: WAGER_ISA: must be one of scalar, avx2, avx512; got 'sse9'" in printed
+    assert "NO: WAGER_ISA: must be one of scalar, neon, avx2, avx512; got 'sse9'" in printed
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -199,13 +200,14 @@ def test_a_control_group_and_little_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(select, "cgroup_quota", lambda: 1.5)
+    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 1.0, 1.0))
     little = Memory(600 * MIB, 100 * MIB, "limit of the container")
     monkeypatch.setattr("wager.memory.host_memory", lambda: little)
     found, printed = examine(capsys)
     assert found["cpu"]["quota"] == 1.5
     assert found["cpu"]["threads"] == 1
     assert "1 thread by default" in printed
-    assert "its control group grants 1.5 CPUs" in printed
+    assert "its control group grants 1.5 CPUs); load 7.2\n" in printed
     assert "629 MB (limit of the container), free: 105 MB" in printed
     assert "MORE THAN IS FREE" in printed
     if NATIVE:
@@ -226,11 +228,14 @@ def test_nothing_is_read_where_memory_is_short(
     assert "reading       not known: it takes 1 MiB, and 1 MiB are free\n" in printed
 
 
-def test_a_system_that_does_not_tell_its_memory(
+def test_a_system_that_does_not_tell_its_memory_and_load(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("wager.memory.host_memory", lambda: None)
+    monkeypatch.delattr(os, "getloadavg")
     found, printed = examine(capsys)
+    assert found["cpu"]["load"] is None
+    assert "; load" not in printed
     assert found["memory"] is None
     assert "memory        not known: this system does not say how much there is\n" in printed
     assert all(limit["fits"] is None for limit in found["limits"] or ())

@@ -31,13 +31,15 @@ _SAMPLE: Final = (48, 1024)
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """``usable`` are the logical CPUs that this process may use, of ``logical``; ``quota`` is how
-    many CPUs' time its control group grants, None without a limit. ``threads``: the default."""
+    many CPUs' time its control group grants, None without a limit. ``threads``: the default.
+    ``load``: how many processes ran or waited in the last minute, None where that is not known."""
 
     name: str
     logical: int
     usable: tuple[int, ...]
     quota: float | None
     threads: int
+    load: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,15 @@ def cpu() -> Cpu:
     from wager.ops.select import cgroup_quota, physical_cores
 
     name = str(machine(None)["cpu"])
-    return Cpu(name, os.cpu_count() or 1, tuple(cores(None)), cgroup_quota(), physical_cores())
+    usable, threads = tuple(cores(None)), physical_cores()
+    return Cpu(name, os.cpu_count() or 1, usable, cgroup_quota(), threads, _load())
+
+
+def _load() -> float | None:
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
 
 
 def memory() -> Memory:

@@ -30,7 +30,7 @@ _INSTEAD: Final[Mapping[GpuKind, str]] = {
     "rocm": "wager serve --engine vllm MODEL (or llamacpp)",
     "metal": "wager serve --engine llamacpp MODEL.gguf",
 }
-_SPELT: Final = {"avx512": "AVX-512", "avx2": "AVX2", "scalar": "plain C++"}
+_SPELT: Final = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "scalar": "plain C++"}
 
 
 def to_json(found: Diagnosis) -> dict[str, Any]:
@@ -131,9 +131,10 @@ def _set(each: InstructionSet, engine: Engine) -> str:
 def _cpu(cpu: Cpu) -> str:
     quota = "" if cpu.quota is None else f", its control group grants {cpu.quota:g} CPUs"
     threads = f"{cpu.threads} thread{'s' if cpu.threads > 1 else ''}"
+    load = "" if cpu.load is None else f"; load {cpu.load:.1f}"
     return (
         f"{cpu.name}; {threads} by default, the physical cores of the logical CPUs "
-        f"{ranges(cpu.usable)} ({len(cpu.usable)} of {cpu.logical} usable{quota})"
+        f"{ranges(cpu.usable)} ({len(cpu.usable)} of {cpu.logical} usable{quota}){load}"
     )
 
 
@@ -153,7 +154,7 @@ def _kv(nbytes: int, free: int | None) -> str:
 def _rate(rate: float, engine: Engine) -> str:
     return (
         f"{size(rate)}/s from memory, measured now with {engine.threads} threads on "
-        f"{READ_BYTES >> 20} MiB; what else runs lowers it"
+        f"{READ_BYTES >> 20} MiB; other load lowers it"
     )
 
 
