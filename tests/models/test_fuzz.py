@@ -13,22 +13,40 @@ import resource
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tiny import write_tiny_hf
 from tests.tiny_gguf import write_tiny_gguf, write_vocabulary
+from tests.tiny_weights import TINY_FAMILIES
 from wager.errors import ModelError
 from wager.models import gguf_config, gguf_file, gguf_tokenizer, hf_config, safetensors_file
+from wager.models.rope import rope_table
 
 GGUF_MUTATIONS = 60_000
 SAFETENSORS_MUTATIONS = 40_000
-CONFIG_MUTATIONS = 5_000
 PIECES_MUTATIONS = 10_000
+CONFIG_MUTATIONS = 1_000
+"""Of each family."""
 HEADROOM = 192 << 20
 NUMBERS = (0, 1, 2, 7, 8, 9, 31, 32, 255, 1 << 16, 1 << 22, (1 << 31) - 1, 1 << 31, (1 << 32) - 1,
            1 << 40, (1 << 62) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
 SHAPE = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 32, "vocab": 264}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+         "mscale_all_dim": 0.8, "original_max_position_embeddings": 64}  # fmt: skip
+_LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+SCALED: dict[str, dict[str, Any]] = {
+    "qwen2": {"rope_scaling": _YARN, "layer_types": ["sliding_attention"]},
+    "qwen3": {"rope_scaling": {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0,
+                               "high_freq_factor": 4.0}},
+    "phi3": {"rope_scaling": _LONG, "original_max_position_embeddings": 64},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "gemma3": {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0},
+                                   "sliding_attention": {"rope_theta": 5000.0}}},
+}  # fmt: skip
+"""Keys of rotary tables and layers, to be damaged like the others."""
 
 
 @pytest.fixture
@@ -169,12 +187,19 @@ def test_safetensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_config(tmp_path: Path) -> None:
-    path = write_tiny_hf(tmp_path, **SHAPE) / "config.json"
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_config(tmp_path: Path, family: str) -> None:
+    made = write_tiny_hf(tmp_path, family=family, config=SCALED.get(family), **SHAPE)
+    path = made / "config.json"
     base = json.dumps(json.loads(path.read_bytes())).encode()
+    hf_config.read_config(path, safetensors_file.parse_json(base, path))
 
     def attempt(rng: random.Random) -> None:
-        hf_config.read_config(path, safetensors_file.parse_json(mutate_text(base, rng), path))
+        data = mutate_text(base, rng)
+        config, _ = hf_config.read_config(path, safetensors_file.parse_json(data, path))
+        for rope in config.ropes:
+            with np.errstate(all="raise"):
+                assert np.isfinite(rope_table(rope, config.head_dim, 2)).all()
 
-    refused = count_refused(CONFIG_MUTATIONS, attempt, seed=3)
+    refused = count_refused(CONFIG_MUTATIONS, attempt, seed=3 + sum(map(ord, family)))
     assert CONFIG_MUTATIONS // 4 < refused < CONFIG_MUTATIONS

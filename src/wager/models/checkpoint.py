@@ -31,8 +31,9 @@ MAX_VOCAB: Final = 1 << 22
 MAX_CONTEXT: Final = 1 << 20
 
 WHAT_WORKS: Final = (
-    "what works: models of the llama architecture, as a directory in Hugging Face layout "
-    "(safetensors) or a GGUF file (F32, F16, BF16, Q4_0 to Q8_0, Q4_K to Q6_K, IQ4_NL)"
+    "what works: Llama, Mistral, Mixtral, Qwen2, Qwen3, SmolLM3, Phi-3, Gemma 2 and 3, OLMo 2 and "
+    "Granite, as a directory in Hugging Face layout (safetensors) or a GGUF file "
+    "(F32, F16, BF16, Q4_0 to Q8_0, Q4_K to Q6_K, IQ4_NL)"
 )
 
 

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal, TypeAlias
 SILU: Final = ("silu", "swish")
 MAX_EXPERTS: Final = 1024
 GELU: Final = ("gelu_pytorch_tanh", "gelu_fast", "gelu_new")
-Windows: TypeAlias = Literal["none", "all", "last", "pattern"]
+Windows: TypeAlias = Literal["none", "all", "used", "last", "pattern"]
 """Which layers see only the last ``sliding_window`` positions: none; all; with
-``use_sliding_window`` those from ``max_window_layers`` on; all but each
+``use_sliding_window`` all, or those from ``max_window_layers`` on; all but each
 ``sliding_window_pattern``-th."""
 
 # What some other family computes, or some other code of this one: left out, or as if it were.
@@ -129,9 +129,11 @@ FAMILIES: Final = (
            must_be=_must_be(*_GEMMA_READS, "sliding_window_pattern", "use_qk_norm",
                             **_GEMMA_MUST_BE)),
     Family("qwen3moe", "qwen3_moe", ("Qwen3MoeForCausalLM",), traits={"qk_norm": "head"},
-           defaults={**_QWEN_DEFAULTS, "num_key_value_heads": 4, "moe_intermediate_size": 768,
-                     "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False},
-           must_be=_must_be(*_EXPERTS, "sliding_window", "use_qk_norm", attention_bias=_BOTH,
+           defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4,
+                     "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+                     "norm_topk_prob": False, "sliding_window": 4096},
+           windows="used",
+           must_be=_must_be(*_QWEN_READS, *_EXPERTS, "use_qk_norm", attention_bias=_BOTH,
                             decoder_sparse_step=(1,), mlp_only_layers=([],)),
            experts={"router": "mlp.gate.weight", "gate": "mlp.experts.#.gate_proj.weight",
                     "up": "mlp.experts.#.up_proj.weight",
@@ -140,8 +142,9 @@ FAMILIES: Final = (
     Family("llama", "mixtral", ("MixtralForCausalLM",), neighbours=True, windows="all",
            defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8,
                      "num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
-                     "rms_norm_eps": 1e-5},
-           must_be=_must_be(*_EXPERTS, "sliding_window", use_sliding_window=(True,)),
+                     "rms_norm_eps": 1e-5, "rope_theta": 1000000.0},
+           must_be=_must_be(*_EXPERTS, "sliding_window", use_sliding_window=(True,),
+                            norm_topk_prob=(True,)),
            experts={"router": "block_sparse_moe.gate.weight",
                     "gate": "block_sparse_moe.experts.#.w1.weight",
                     "up": "block_sparse_moe.experts.#.w3.weight",

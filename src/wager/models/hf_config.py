@@ -61,10 +61,10 @@ def text_part(path: Path, raw: Mapping[str, Any]) -> Mapping[str, Any]:
                 # The head belongs to the whole.
                 "tie_word_embeddings": Fields(path, raw).flag("tie_word_embeddings", default=True),
             }
-            if inner["model_type"] != inner_kind:
+            if inner["model_type"] != inner_kind or inner.get("quantization_config") is not None:
                 raise UnsupportedModel(
-                    f"{path}: text_config: model_type is {quoted(inner['model_type'])}; it must "
-                    f"be {inner_kind!r}"
+                    f"{path}: text_config: model_type must be {inner_kind!r}, and "
+                    "quantization_config beside it, not in it"
                 )
             return inner
     return raw
@@ -179,7 +179,8 @@ def _windows(family: Family, fields: Fields, layers: int) -> tuple[int, list[boo
     window, rule = fields.whole("sliding_window"), family.windows
     if window == 0:
         raise CorruptFile(f"{fields.path}: sliding_window is 0; a row sees at least itself")
-    if rule == "none" or (rule == "last" and not fields.flag("use_sliding_window")):
+    unused = rule in ("last", "used") and not fields.flag("use_sliding_window")
+    if rule == "none" or unused:
         window = None
     local = [window is not None] * layers
     if rule == "last" and window is not None:
