@@ -182,7 +182,7 @@ def test_instruction_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(ISA_VARIABLE, "scalar")
     assert NativeOps(1).instruction_set == "scalar"
     monkeypatch.setenv(ISA_VARIABLE, "sse9")
-    with pytest.raises(ConfigError, match=r"WAGER_ISA.*scalar, avx2, avx512.*sse9"):
+    with pytest.raises(ConfigError, match=r"WAGER_ISA.*scalar, neon, avx2, avx512.*sse9"):
         NativeOps(1)
     monkeypatch.delenv(ISA_VARIABLE)
     assert choose_instruction_set() == usable_sets()[0]
