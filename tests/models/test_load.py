@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.tiny import (
 )
 from tests.tiny_gguf import write_tiny_gguf
 from wager.errors import ConfigError, CorruptFile, ModelError, UnsupportedModel
+from wager.models import packed
 from wager.models.load import Model, load_model, open_checkpoint, resolve
 from wager.models.packed import packed_files, packing_id
 from wager.models.paths import packed_dir
@@ -386,3 +388,27 @@ def test_unfinished_files_go_after_a_day(tmp_path: Path) -> None:
         os.utime(unfinished, (time.time() - age, time.time() - age))
     load(path)
     assert {left.name for left in packed_dir().iterdir()} == {file.name, f".{file.name}.new"}
+
+
+def test_packed_weights_of_another_order_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older version may have left them: as many bytes, in other places."""
+    path, ops = write_tiny_hf(tmp_path / "hf"), PlainOps()
+    expected = load(path).layers[0].out
+    made = packed.plan
+
+    def turned(*given: Any) -> dict[str, packed.Piece]:
+        pieces, end = dict(reversed(made(*given).items())), 0
+        for name, piece in pieces.items():
+            pieces[name] = replace(piece, offset=end)
+            end += -(-piece.nbytes // 64) * 64
+        return pieces
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed, "plan", turned)
+        assert np.array_equal(load_model(str(path), ops, "f32").layers[0].out, expected)
+        assert ops.packed_rows
+    ops = PlainOps()
+    assert np.array_equal(load_model(str(path), ops, "f32").layers[0].out, expected)
+    assert ops.packed_rows

@@ -102,6 +102,7 @@ def load_packed(checkpoint: Checkpoint, ops: OpSet, kind: WeightKind) -> PackedW
         "fingerprint": checkpoint.fingerprint,
         "weights": kind,
         "packing": packing_id(ops, kind),
+        "plan": plan_id(pieces),
         "bytes": total,
     }
     key = "\0".join(str(header[part]) for part in ("source", "weights", "packing"))
@@ -169,6 +170,12 @@ def joined(names: Iterable[str]) -> dict[str, list[str]]:
         part = name.partition(".")[0]
         pieces.setdefault(_PIECES.get(part, part), []).append(name)
     return pieces
+
+
+def plan_id(pieces: Mapping[str, Piece]) -> str:
+    """Names what lies where: a file whose pieces stand in other places is another file."""
+    places = [(p.name, p.shape, p.kind, p.offset, p.nbytes) for p in pieces.values()]
+    return hashlib.sha256(repr(places).encode()).hexdigest()[:16]
 
 
 def packing_id(ops: OpSet, kind: WeightKind) -> str:
