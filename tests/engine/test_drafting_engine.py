@@ -252,19 +252,6 @@ def test_what_is_not_verified_is_counted_nowhere(make_llm: Callable[..., LLM]) -
     assert counts.drafted == sum(kept) > 0
 
 
-def test_an_answer_of_one_token_is_told_to_nobody(make_llm: Callable[..., LLM]) -> None:
-    llm = make_llm(speculation=recipe("Oracle", 4, texts=[]))
-    bets = llm.engine.bets
-    assert bets is not None
-    started: list[int] = []
-    start = bets.drafters.start
-    bets.drafters.start = lambda *of: (started.append(of[0]), start(*of))[1]  # type: ignore[method-assign,assignment]
-    run_all(llm, requests(3, tokens=1))
-    assert started == []
-    run_all(llm, requests(3, tokens=2))
-    assert len(started) == 3
-
-
 def test_no_place_is_taken_from_others(make_llm: Callable[..., LLM]) -> None:
     """A pool that is nearly full: drafting with a model waits and preempts no more than needed."""
     kv_memory = 20 * BLOCK_BYTES

@@ -100,9 +100,7 @@ class Bets:
             return
         started = time.perf_counter()
         for sequence in over:
-            # An answer of one token teaches nothing, and everybody would wait while its prompt is
-            # read for it.
-            if len(sequence.tokens) > sequence.request.prompt_length + 1:
+            if len(sequence.tokens) > sequence.request.prompt_length:
                 self._tell(sequence)
             self.drafters.release(sequence.number)
         self._gone.extend(s.number for s in over)
