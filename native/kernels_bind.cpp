@@ -151,19 +151,21 @@ NewArray embed(Ops& ops, const HeldMatrix& table, Ints1 tokens, float scale) {
     return out;
 }
 
-std::vector<Rope> checked_ropes(const std::vector<Floats2>& tables, const Layer& layer) {
+std::vector<Rope> ropes_of(const std::vector<Floats2>& tables) {
     std::vector<Rope> ropes;
-    for (const Floats2& table : tables) {
-        check_rows(table, int64_t(table.shape(0)), layer.dim);
-        ropes.push_back({table.data(), int64_t(table.shape(0))});
-    }
+    for (const Floats2& table : tables) ropes.push_back({table.data(), int64_t(table.shape(0))});
     return ropes;
+}
+
+void check_ropes(const std::vector<Floats2>& tables, const Layer& layer) {
+    for (const Floats2& table : tables) check_rows(table, int64_t(table.shape(0)), layer.dim);
 }
 
 NewArray attn_in(Ops& ops, const HeldLayer& layer, Floats2 x, const Batch& batch,
                  const std::vector<Floats2>& tables, const HeldPool& pool, int64_t index) {
     check_rows(x, batch.rows(), layer.hidden);
-    const std::vector<Rope> ropes = checked_ropes(tables, layer);
+    check_ropes(tables, layer);
+    const std::vector<Rope> ropes = ropes_of(tables);
     NewArray q = new_array(batch.rows(), layer.heads * layer.dim);
     const nb::gil_scoped_release unlocked;
     ops.attn_in(layer, x.data(), batch, ropes, pool, index, q.data());
@@ -194,11 +196,11 @@ void mlp(Ops& ops, const HeldLayer& layer, MutableFloats2 x) {
 
 void decode(Ops& ops, const std::vector<const HeldLayer*>& layers, int64_t first, MutableFloats2 x,
             const Batch& batch, const std::vector<Floats2>& tables, const HeldPool& pool) {
-    std::vector<Rope> ropes;
     for (const HeldLayer* layer : layers) {
         check_rows(x, batch.rows(), layer->hidden);
-        ropes = checked_ropes(tables, *layer);
+        check_ropes(tables, *layer);
     }
+    const std::vector<Rope> ropes = ropes_of(tables);
     const std::vector<const Layer*> plain(layers.begin(), layers.end());
     const nb::gil_scoped_release unlocked;
     ops.decode(plain, first, x.data(), batch, ropes, pool);

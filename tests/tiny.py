@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,17 @@ def _narrow(weight: F32, dtype: str) -> bytes:
 
 
 def write_safetensors(path: Path, weights: Mapping[str, F32], dtype: str = "F32") -> None:
-    """One safetensors file: 8 bytes of header length, the JSON header, the data."""
+    """One safetensors file of one type."""
+    write_stored(path, {name: (dtype, w.shape, _narrow(w, dtype)) for name, w in weights.items()})
+
+
+def write_stored(path: Path, tensors: Mapping[str, tuple[str, Sequence[int], bytes]]) -> None:
+    """One safetensors file of (dtype, shape, data) by name: 8 bytes of header length, the JSON
+    header, the data."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data, offset = [], 0
-    for name, weight in weights.items():
-        raw = _narrow(weight, dtype)
-        header[name] = {"dtype": dtype, "shape": list(weight.shape),
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape),
                         "data_offsets": [offset, offset + len(raw)]}  # fmt: skip
         data.append(raw)
         offset += len(raw)

@@ -7,8 +7,9 @@ asks for its name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 """Of the gated MLP: silu(gate) * up, or GELU in its tanh form."""
@@ -16,6 +17,14 @@ NormPlace: TypeAlias = Literal["before", "after", "both"]
 """Where the RMS norms of attention and MLP stand: at their input, their output, or both."""
 QkNorm: TypeAlias = Literal["none", "head", "width"]
 """RMS norm of queries and keys before they are turned: of each head, or of all heads together."""
+
+QKV: Final = ("q", "k", "v")
+GATE_UP: Final = ("gate", "up")
+_PIECES: Final = {
+    **dict.fromkeys(QKV, "qkv"),
+    **dict.fromkeys((f"{part}_bias" for part in QKV), "qkv_bias"),
+    **dict.fromkeys(GATE_UP, "gate_up"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +115,55 @@ class ModelConfig:
         """What q . k is multiplied by."""
         scale = self.attention_scale
         return float(self.head_dim) ** -0.5 if scale is None else scale
+
+
+def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of one layer: those of `piece_shapes`, with q, k, v, gate and up apart.
+
+    Those of experts are ``gate.NUMBER`` and so on.
+    """
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    rows = dict(zip(QKV, (config.num_heads * dim, *[config.num_kv_heads * dim] * 2), strict=True))
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.norms != "after":
+        shapes |= {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
+    if config.norms != "before":
+        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    shapes |= {part: (count, hidden) for part, count in rows.items()}
+    if config.qkv_bias:
+        shapes |= {f"{part}_bias": (count,) for part, count in rows.items()}
+    if config.qk_norm != "none":
+        whole = config.qk_norm == "width"
+        shapes |= {f"{part}_norm": (rows[part] if whole else dim,) for part in ("q", "k")}
+    shapes["out"] = (hidden, rows["q"])
+    if config.out_bias:
+        shapes["out_bias"] = (hidden,)
+    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    if config.experts is None:
+        return shapes | mlp
+    shapes["router"] = (config.experts.count, hidden)
+    for number in range(config.experts.count):
+        shapes |= {f"{part}.{number}": shape for part, shape in mlp.items()}
+    return shapes
+
+
+def joined(names: Iterable[str]) -> dict[str, list[str]]:
+    """The pieces of a layer, and the tensors that make each, one below the other.
+
+    Those of experts stand in the order of their numbers.
+    """
+    pieces: dict[str, list[str]] = {}
+    for name in names:
+        part = name.partition(".")[0]
+        pieces.setdefault(_PIECES.get(part, part), []).append(name)
+    return pieces
+
+
+def piece_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """What a layer is computed with: q, k and v are one matrix, and so are gate and up, and those
+    of all experts."""
+    shapes = layer_shapes(config)
+    return {
+        piece: (sum(shapes[part][0] for part in parts), *shapes[parts[0]][1:])
+        for piece, parts in joined(shapes).items()
+    }

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from tests.ops.sets import make, usable_sets
 from tests.ops.stack import EPS, build, config_of, pack, play, ragged
 from wager.errors import ModelError
-from wager.models.tensors import layer_shapes
 from wager.ops.base import F32, LayerWeights, OpSet
-from wager.shape import Experts, LayerKind, ModelConfig, Rope
+from wager.shape import Experts, LayerKind, ModelConfig, Rope, piece_shapes
 from wager.types import KvKind, WeightKind
 
 SETS = ["reference", *(f"native-{isa}-2" for isa in usable_sets())]
@@ -170,7 +169,7 @@ def test_what_lies_before_a_window_is_not_read(ops: OpSet) -> None:
 def test_a_layer_is_checked_against_its_config(ops: OpSet) -> None:
     config = config_of(qk_norm="head", layers=1)
     build(ops, config, "f32")
-    shapes = layer_shapes(config)
+    shapes = piece_shapes(config)
     assert shapes["q_norm"] == shapes["k_norm"] == (16,)
 
     def weights(**other: F32 | None) -> LayerWeights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.models.plain_ops import PlainOps
-from tests.tiny import Shape, random_weights, write_tiny_hf
+from tests.tiny import Shape, random_weights, write_stored, write_tiny_hf
 from wager.errors import CorruptFile, UnsupportedModel
 from wager.models.load import load_model, open_checkpoint
 from wager.ops.reference import ReferenceOps
@@ -119,18 +118,9 @@ WAYS: dict[str, Way] = {
 
 
 def write(path: Path, tensors: Arrays) -> None:
-    header, data, offset = {}, [], 0
-    for name, array in tensors.items():
-        raw = np.ascontiguousarray(array).tobytes()
-        header[name] = {
-            "dtype": CODES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + len(raw)],
-        }
-        data.append(raw)
-        offset += len(raw)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
+    write_stored(
+        path, {name: (CODES[a.dtype.name], a.shape, a.tobytes()) for name, a in tensors.items()}
+    )
 
 
 def rounded_model(

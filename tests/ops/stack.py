@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.models.packed import joined
 from wager.models.rope import rope_table
-from wager.models.tensors import layer_shapes
 from wager.ops.base import (
     BLOCK,
     F32,
@@ -23,7 +21,7 @@ from wager.ops.base import (
     OpSet,
     RaggedBatch,
 )
-from wager.shape import ModelConfig
+from wager.shape import ModelConfig, piece_shapes
 from wager.types import KvKind, WeightKind
 
 EPS = 1e-5
@@ -90,22 +88,18 @@ class Stack:
 
 def build(ops: OpSet, config: ModelConfig, kind: WeightKind, seed: int = 0) -> Stack:
     rng = np.random.default_rng(seed)
-    shapes = layer_shapes(config)
 
     def matrix(n: int, k: int, stored: WeightKind = kind) -> Matrix:
         return pack(ops, (rng.standard_normal((n, k)) * k**-0.5).astype(np.float32), stored)
 
-    def part(name: str, rows: int) -> Any:
-        if len(shapes[name]) == 2:
-            return matrix(rows, shapes[name][1], "f32" if name == "router" else kind)
+    def piece(name: str, shape: tuple[int, ...]) -> Any:
+        if len(shape) == 2:
+            return matrix(shape[0], shape[1], "f32" if name == "router" else kind)
         low, high = (-0.5, 0.5) if name.endswith("bias") else (0.5, 1.5)
-        return rng.uniform(low, high, rows).astype(np.float32)
+        return rng.uniform(low, high, shape).astype(np.float32)
 
     def layer(index: int) -> Any:
-        weights = {
-            name: part(parts[0], sum(shapes[each][0] for each in parts))
-            for name, parts in joined(shapes).items()
-        }
+        weights = {name: piece(name, shape) for name, shape in piece_shapes(config).items()}
         return ops.layer(config, LayerWeights(**weights), config.kind(index))
 
     layers = [layer(index) for index in range(config.num_layers)]

@@ -25,19 +25,9 @@ from wager.models.checkpoint import (
 from wager.models.gguf_config import ROPE_TENSORS, read_config
 from wager.models.gguf_file import BLOCKS, GgufFile, TensorInfo
 from wager.models.gguf_parts import parts, read_whole, title
-from wager.models.tensors import (
-    GATE_UP,
-    QKV,
-    Place,
-    collect,
-    in_head_order,
-    layer_shapes,
-    neighbours,
-    partial_halves,
-    within,
-)
+from wager.models.tensors import Naming, collect, in_head_order, neighbours, partial_halves
 from wager.ops.base import F32
-from wager.shape import ModelConfig
+from wager.shape import GATE_UP, QKV, ModelConfig
 
 _TOP: Final = {
     "embed": "token_embd.weight",
@@ -61,12 +51,14 @@ _PARTS: Final = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
-    "router": "ffn_gate_inp.weight",
     "mlp_post_norm": "post_ffw_norm.weight",
 }
 _EXPERTS: Final = {
-    "gate": "ffn_gate_exps.weight", "up": "ffn_up_exps.weight", "down": "ffn_down_exps.weight",
-}  # fmt: skip
+    "router": "ffn_gate_inp.weight",
+    "gate": "ffn_gate_exps.weight",
+    "up": "ffn_up_exps.weight",
+    "down": "ffn_down_exps.weight",
+}
 _FUSED: Final = ((QKV, "attn_qkv.weight"), (GATE_UP, "ffn_up.weight"))
 
 
@@ -105,7 +97,8 @@ def _tensors(
         for name, info in file.tensors.items()
         if name not in ROPE_TENSORS
     }
-    tensors = collect(file.path, config, stored, _places(config, fused))
+    naming = Naming(_TOP, "blk.{}.", _PARTS, _EXPERTS, _FUSED if fused else ())
+    tensors = collect(file.path, config, stored, naming)
     dims = config.ropes[0].dims
     order = neighbours(dims or config.head_dim) if as_neighbours else None
     if dims:
@@ -117,27 +110,6 @@ def _tensors(
 def _as_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Matrices of experts as one, the rows of one expert after the other."""
     return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
-
-
-def _places(config: ModelConfig, fused: bool) -> Callable[[str], Place]:
-    """Where files of this format keep each tensor."""
-    shapes = layer_shapes(config)
-
-    def place(name: str) -> Place:
-        index, _, part = name.partition(".")
-        if not part:
-            return Place(_TOP[name])
-        for together, stored in _FUSED:
-            if fused and part in together:
-                return within(f"blk.{index}.{stored}", part, together, shapes)
-        of, _, number = part.partition(".")
-        if number and config.experts is not None:
-            rows = shapes[part][0]
-            whole = config.experts.count * rows
-            return Place(f"blk.{index}.{_EXPERTS[of]}", int(number) * rows, whole)
-        return Place(f"blk.{index}.{_PARTS[part]}")
-
-    return place
 
 
 def _reader(info: TensorInfo) -> Callable[[int, int], F32]:

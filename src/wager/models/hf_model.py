@@ -25,22 +25,17 @@ from wager.models.checkpoint import (
 from wager.models.families import Family
 from wager.models.hf_config import read_config, text_part
 from wager.models.prequantised import INTEGERS, read_scheme, unpacked
-from wager.models.safetensors_file import READABLE, TensorInfo, read_directory, read_json
-from wager.models.tensors import (
-    GATE_UP,
-    QKV,
-    Place,
-    collect,
-    in_head_order,
-    layer_shapes,
-    partial_halves,
-    shifted,
-    within,
+from wager.models.safetensors_file import (
+    MAX_CONFIG,
+    READABLE,
+    TensorInfo,
+    read_directory,
+    read_json,
 )
+from wager.models.tensors import Naming, collect, in_head_order, partial_halves, shifted
 from wager.ops.base import F32
-from wager.shape import ModelConfig
+from wager.shape import GATE_UP, QKV, ModelConfig
 
-MAX_CONFIG: Final = 1 << 20
 _TOP: Final = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -64,7 +59,7 @@ _PARTS: Final = {
     "down": "mlp.down_proj.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
-_FUSED_QKV, _FUSED_GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
+_FUSED: Final = ((QKV, "self_attn.qkv_proj.weight"), (GATE_UP, "mlp.gate_up_proj.weight"))
 # Buffers that old checkpoints carry and that follow from the config.
 _DERIVED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 # Where models of text and images keep the text model, and what they have beside it.
@@ -93,7 +88,7 @@ def open_directory(path: Path, name: str) -> Checkpoint:
     }
     _drop_tied_head(path, config, stored)
     hint = "" if config.tied_head else " (tie_word_embeddings is false)"
-    tensors = collect(path, config, stored, _places(config, family), hint)
+    tensors = collect(path, config, stored, _naming(config, family), hint)
     identity = f"{path.resolve()}\0{sorted(raw.items(), key=lambda item: item[0])}\0{digest}"
     settings = path / "generation_config.json"
     sampling = read_json(settings, MAX_CONFIG) if settings.is_file() else {}
@@ -121,28 +116,12 @@ def _text_only(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     return found
 
 
-def _places(config: ModelConfig, family: Family) -> Callable[[str], Place]:
-    """Where files of this format keep each tensor."""
-    shapes = layer_shapes(config)
-
-    def place(name: str) -> Place:
-        index, _, part = name.partition(".")
-        if not part:
-            return Place(_TOP[name])
-        layer = f"model.layers.{index}."
-        if part == "mlp_norm":
-            # What llama's files call by its place after the attention is the norm before the MLP.
-            after = "post_attention" if config.norms == "before" else "pre_feedforward"
-            return Place(f"{layer}{after}_layernorm.weight")
-        for together, stored in ((QKV, _FUSED_QKV), (GATE_UP, _FUSED_GATE_UP)):
-            if family.fused and part in together:
-                return within(layer + stored, part, together, shapes)
-        of, _, number = part.partition(".")
-        if family.experts is not None and of in family.experts:
-            return Place(layer + family.experts[of].replace("#", number))
-        return Place(layer + _PARTS[part])
-
-    return place
+def _naming(config: ModelConfig, family: Family) -> Naming:
+    # What llama's files call by its place after the attention is the norm before the MLP.
+    before = "post_attention" if config.norms == "before" else "pre_feedforward"
+    parts = {**_PARTS, "mlp_norm": f"{before}_layernorm.weight"}
+    fused = _FUSED if family.fused else ()
+    return Naming(_TOP, "model.layers.{}.", parts, family.experts or {}, fused)
 
 
 def _as_computed(

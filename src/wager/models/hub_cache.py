@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from wager.errors import ModelError
-from wager.models.families import of_class
+from wager.models.families import runs
 from wager.models.gguf_parts import part_names, parts
 from wager.models.hub_names import (
     HubName,
@@ -24,12 +24,18 @@ from wager.models.hub_names import (
     models_in,
     quant_of,
 )
-from wager.models.safetensors_file import INDEX, MAX_INDEX, SINGLE, check_index, read_json
+from wager.models.safetensors_file import (
+    INDEX,
+    MAX_CONFIG,
+    MAX_INDEX,
+    SINGLE,
+    check_index,
+    read_json,
+)
 
 MAIN: Final = "main"
 PARTIAL: Final = ".wager-part"
 """Ends the name of a blob that is not whole yet."""
-_MAX_CONFIG: Final = 1 << 20
 
 
 class NotHere(ModelError):
@@ -123,11 +129,11 @@ def remove(name: HubName) -> tuple[list[Path], int]:
     """
     base = repo_dir(name.repo)
     found = Cached(name, find(name), "")
-    freed = 0
+    blobs, freed = {file.resolve() for file in found.files}, 0
     for file in found.files:
-        blob = file.resolve()
         file.unlink()
-        if blob.parent == base / "blobs" and blob not in _linked(base):
+    for blob in blobs - _linked(base):
+        if blob.parent == base / "blobs":
             freed += blob.stat().st_size
             blob.unlink()
     for part in base.glob(f"blobs/*{PARTIAL}"):
@@ -193,6 +199,6 @@ def _missing(root: Path) -> str | None:
 
 
 def _runs(root: Path) -> bool:
-    classes = read_json(root / "config.json", _MAX_CONFIG).get("architectures")
+    classes = read_json(root / "config.json", MAX_CONFIG).get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
-    return isinstance(first, str) and of_class(first) is not None
+    return isinstance(first, str) and runs(first, gguf=False)

@@ -29,9 +29,15 @@ from wager.models.hub_names import (
 )
 from wager.models.paths import replacing
 from wager.models.pull import Progress
-from wager.models.safetensors_file import INDEX, MAX_INDEX, SINGLE, check_index, read_json
+from wager.models.safetensors_file import (
+    INDEX,
+    MAX_CONFIG,
+    MAX_INDEX,
+    SINGLE,
+    check_index,
+    read_json,
+)
 
-_MAX_CONFIG: Final = 1 << 20
 _ETAG: Final = re.compile(r"[\w.-]{1,200}")
 
 
@@ -153,7 +159,7 @@ class _Pull:
             weights = [n for n in files if n.endswith(".safetensors") and "/" not in n]
         self._expect([*small, *weights])
         self._get(small)
-        read_config(root / "config.json", read_json(root / "config.json", _MAX_CONFIG))
+        read_config(root / "config.json", read_json(root / "config.json", MAX_CONFIG))
         if SINGLE not in files:
             index = read_json(root / INDEX, MAX_INDEX)
             weights = sorted(set(check_index(index, root / INDEX).values()))

@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -25,9 +25,8 @@ import numpy as np
 from wager.errors import CorruptFile, ModelError
 from wager.models.checkpoint import Checkpoint, StoredTensor
 from wager.models.paths import packed_dir, replacing
-from wager.models.tensors import layer_shapes
 from wager.ops.base import F32, GROUP, PACK_ROWS, Bytes, OpSet
-from wager.shape import ModelConfig
+from wager.shape import ModelConfig, joined, layer_shapes, piece_shapes
 from wager.types import WeightKind
 
 _log = logging.getLogger(__name__)
@@ -136,39 +135,16 @@ def plan(config: ModelConfig, ops: OpSet, kind: WeightKind) -> dict[str, Piece]:
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
 
     tables = table_kind(kind)
-    shapes = layer_shapes(config)
+    shapes, parts_of = piece_shapes(config), joined(layer_shapes(config))
     add("embed", (config.vocab_size, config.hidden_size), "embed", stored=tables)
     for i in range(config.num_layers):
-        for name, parts in joined(shapes).items():
-            rows = sum(shapes[part][0] for part in parts)
+        for name, shape in shapes.items():
             # What chooses an expert is not rounded.
             stored = "f32" if name == "router" else kind
-            add(
-                f"{i}.{name}", (rows, *shapes[parts[0]][1:]), *(f"{i}.{part}" for part in parts),
-                stored=stored,
-            )  # fmt: skip
+            add(f"{i}.{name}", shape, *(f"{i}.{part}" for part in parts_of[name]), stored=stored)
     add("norm", (config.hidden_size,), "norm")
     if not config.tied_head:
         add("head", (config.vocab_size, config.hidden_size), "head", stored=tables)
-    return pieces
-
-
-_PIECES: Final = {
-    **dict.fromkeys(("q", "k", "v"), "qkv"),
-    **dict.fromkeys(("q_bias", "k_bias", "v_bias"), "qkv_bias"),
-    **dict.fromkeys(("gate", "up"), "gate_up"),
-}
-
-
-def joined(names: Iterable[str]) -> dict[str, list[str]]:
-    """The pieces of a layer, and the tensors that make each, one below the other.
-
-    Those of experts stand in the order of their numbers.
-    """
-    pieces: dict[str, list[str]] = {}
-    for name in names:
-        part = name.partition(".")[0]
-        pieces.setdefault(_PIECES.get(part, part), []).append(name)
     return pieces
 
 

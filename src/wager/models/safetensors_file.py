@@ -20,6 +20,7 @@ from wager.models.checkpoint import quoted
 
 MAX_HEADER: Final = 1 << 24
 MAX_INDEX: Final = 1 << 24
+MAX_CONFIG: Final = 1 << 20
 MAX_TENSORS: Final = 1 << 17
 MAX_DIMENSIONS: Final = 8
 MAX_ELEMENTS: Final = 1 << 40

@@ -8,21 +8,17 @@ an order in which i and i + D/2 of a head are a rotary pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from wager.errors import CorruptFile, ModelError, UnsupportedModel
 from wager.models.checkpoint import WHAT_WORKS, StoredTensor, quoted
 from wager.ops.base import F32
-from wager.shape import ModelConfig
+from wager.shape import ModelConfig, layer_shapes
 
 Read = Callable[[int, int], F32]
-
-QKV: Final = ("q", "k", "v")
-GATE_UP: Final = ("gate", "up")
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -38,36 +34,6 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer: those of `LayerWeights`, with q, k, v, gate and up apart.
-
-    Those of experts are ``gate.NUMBER`` and so on.
-    """
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    rows = dict(zip(QKV, (config.num_heads * dim, *[config.num_kv_heads * dim] * 2), strict=True))
-    shapes: dict[str, tuple[int, ...]] = {}
-    if config.norms != "after":
-        shapes |= {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
-    if config.norms != "before":
-        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
-    shapes |= {part: (count, hidden) for part, count in rows.items()}
-    if config.qkv_bias:
-        shapes |= {f"{part}_bias": (count,) for part, count in rows.items()}
-    if config.qk_norm != "none":
-        whole = config.qk_norm == "width"
-        shapes |= {f"{part}_norm": (rows[part] if whole else dim,) for part in ("q", "k")}
-    shapes["out"] = (hidden, rows["q"])
-    if config.out_bias:
-        shapes["out_bias"] = (hidden,)
-    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    if config.experts is None:
-        return shapes | mlp
-    shapes["router"] = (config.experts.count, hidden)
-    for number in range(config.experts.count):
-        shapes |= {f"{part}.{number}": shape for part, shape in mlp.items()}
-    return shapes
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a file keeps a tensor: rows from ``first`` on of the tensor ``name``, of ``rows``.
@@ -80,19 +46,58 @@ class Place:
     rows: int | None = None
 
 
-def within(
-    name: str, part: str, together: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
-) -> Place:
-    """The place of a part of a tensor in which ``together`` stand one below the other."""
-    rows = [shapes[each][0] for each in together]
-    return Place(name, sum(rows[: list(together).index(part)]), sum(rows))
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How the files of a format name tensors: those of the whole model, and those of a layer behind
+    ``layer`` (``{}`` is its number).
+
+    ``experts`` stand in place of an MLP's: a name with ``#`` is that of one expert, whose number it
+    is; under a name without, the rows of all of them stand one below the other. ``fused`` are
+    tensors in which several of ours do.
+    """
+
+    top: Mapping[str, str]
+    layer: str
+    parts: Mapping[str, str]
+    experts: Mapping[str, str] = field(default_factory=dict)
+    fused: Sequence[tuple[Sequence[str], str]] = ()
+
+    def places(self, config: ModelConfig) -> dict[str, Place]:
+        """Where such files keep each tensor of a model."""
+        layer = layer_shapes(config)
+        places = {part: self._place(part, layer, config) for part in layer}
+        found = {"embed": Place(self.top["embed"])}
+        for index in range(config.num_layers):
+            prefix = self.layer.format(index)
+            for part, at in places.items():
+                found[f"{index}.{part}"] = replace(at, name=prefix + at.name)
+        found["norm"] = Place(self.top["norm"])
+        if not config.tied_head:
+            found["head"] = Place(self.top["head"])
+        return found
+
+    def _place(
+        self, part: str, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
+    ) -> Place:
+        for together, name in self.fused:
+            if part in together:
+                rows = [shapes[each][0] for each in together]
+                return Place(name, sum(rows[: list(together).index(part)]), sum(rows))
+        of, _, number = part.partition(".")
+        if config.experts is None or of not in self.experts:
+            return Place(self.parts[of])
+        name = self.experts[of]
+        if "#" in name or not number:
+            return Place(name.replace("#", number))
+        own = shapes[part][0]
+        return Place(name, int(number) * own, config.experts.count * own)
 
 
 def collect(
     path: Path,
     config: ModelConfig,
     stored: Mapping[str, StoredTensor],
-    place: Callable[[str], Place],
+    naming: Naming,
     hint: str = "",
 ) -> dict[str, StoredTensor]:
     """The tensors of the model out of those of a file.
@@ -100,8 +105,7 @@ def collect(
     Raises ModelError where one is missing, UnsupportedModel where the file has others beside them,
     CorruptFile where a shape is not that of the config.
     """
-    expected = tensor_shapes(config)
-    places = {name: place(name) for name in expected}
+    expected, places = tensor_shapes(config), naming.places(config)
     # Sizes that lie ask for tensors that are not there: say so before anything is allocated.
     missing = next((at.name for at in places.values() if at.name not in stored), None)
     if missing is not None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import ModelError
-from wager.shape import LayerKind, ModelConfig
+from wager.shape import LayerKind, ModelConfig, piece_shapes
 from wager.types import KvKind, WeightKind
 
 BLOCK: Final = 16
@@ -260,11 +260,6 @@ def check_groups(n: int, k: int, kind: WeightKind) -> None:
 
 MATRICES: Final = ("qkv", "out", "gate_up", "down", "router")
 """The parts of `LayerWeights` that are packed."""
-_NORMS: Final = {
-    "before": ("attn_norm", "mlp_norm"),
-    "after": ("attn_post_norm", "mlp_post_norm"),
-    "both": ("attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm"),
-}
 
 
 def check_layer(
@@ -274,28 +269,7 @@ def check_layer(
 
     ``shapes`` are those of its `MATRICES`, which only an op set can tell.
     """
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    width, kv_width = config.num_heads * dim, config.num_kv_heads * dim
-    count = config.experts.count if config.experts else 1
-    expected: dict[str, tuple[int, ...]] = {
-        "qkv": (width + 2 * kv_width, hidden),
-        "out": (hidden, width),
-        "gate_up": (count * 2 * inner, hidden),
-        "down": (count * hidden, inner),
-        **dict.fromkeys(_NORMS[config.norms], (hidden,)),
-    }
-    if config.experts:
-        expected["router"] = (count, hidden)
-    if config.qkv_bias:
-        expected["qkv_bias"] = (width + 2 * kv_width,)
-    if config.out_bias:
-        expected["out_bias"] = (hidden,)
-    if config.qk_norm != "none":
-        whole = config.qk_norm == "width"
-        expected["q_norm"], expected["k_norm"] = (
-            (width if whole else dim,),
-            (kv_width if whole else dim,),
-        )
+    expected = piece_shapes(config)
     for name in (part.name for part in fields(weights)):
         part = getattr(weights, name)
         found = None if part is None else shapes.get(name) or part.shape
